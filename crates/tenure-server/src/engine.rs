@@ -65,8 +65,8 @@ const MAX_UNSENT_REPLY_BYTES: usize = 64 * 1024;
 ///
 /// 1. calls [`commit`](Self::commit): a grant must be in the journal before its reply leaves the process;
 /// 2. sends [`output`](Self::output), then calls [`clear_output`](Self::clear_output);
-/// 3. reads again from the connections of [`poll_resumed`](Self::poll_resumed);
-/// 4. closes the connections of [`poll_close`](Self::poll_close).
+/// 3. reads again from the connections that [`poll_resumed`](Self::poll_resumed) returns;
+/// 4. closes the connections that [`poll_close`](Self::poll_close) returns.
 #[derive(Debug)]
 pub struct Engine {
     settings: Settings,
@@ -80,7 +80,7 @@ pub struct Engine {
     peer_limits: PeerLimits,
     claims: Claims,
     watches: Watches,
-    /// Alarms: time, and index of the connection. At most one per connection, at or before its earliest deadline.
+    /// Alarms: time, and slot of the connection. At most one per connection, at or before its earliest deadline.
     alarms: BTreeSet<(Time, u32)>,
     /// Results of ended waits, and pushes, that have yet to be written to the output, in order.
     woken: VecDeque<(Owner, Wake)>,
@@ -570,7 +570,7 @@ impl Engine {
         let (read_by, write_by) = (connection.read_by, connection.write_by);
         match connection.state {
             ConnectionState::Closing { until } if until <= now => {
-                self.abort(owner);
+                self.force_close(owner);
                 return;
             }
             ConnectionState::Waiting { place, until, .. } if until <= now => {
@@ -580,7 +580,7 @@ impl Engine {
         }
         if write_by <= now {
             tracing::info!(target: "tenure::server", connection = owner.id(), "write_timeout");
-            self.abort(owner);
+            self.force_close(owner);
         } else if read_by <= now {
             self.reply(Reply::ERROR);
             self.out.seal(owner);
@@ -589,7 +589,7 @@ impl Engine {
     }
 
     /// Requests the immediate close of a connection; unsent output is dropped.
-    fn abort(&mut self, owner: Owner) {
+    fn force_close(&mut self, owner: Owner) {
         if let Some(connection) = self.connection_mut(owner) {
             connection.state = ConnectionState::Closing { until: ConnectionState::CLOSE_REQUESTED };
             connection.write_by = Time::MAX;

@@ -1,4 +1,4 @@
-//! One rule taken away at a time, in the circumstances in which it matters.
+//! Ablation: disables one rule at a time, in a setup in which the rule matters.
 
 use std::ops::Range;
 
@@ -6,29 +6,29 @@ use tenure_core::Rules;
 
 use crate::{Faults, Setup, StoreKind, Violation, simulate};
 
-/// A rule, and a setup in which its absence shows.
+/// A rule, and a setup in which its absence causes a breach.
 #[derive(Clone, Copy, Debug)]
 pub struct Ablation {
-    /// The field of [`Rules`].
+    /// Name of the field of [`Rules`].
     pub rule: &'static str,
-    /// All rules but this one.
+    /// All rules except this one.
     pub without: Rules,
-    /// The circumstances, with all rules.
+    /// Setup, with all rules.
     pub setup: Setup,
 }
 
 impl Ablation {
-    /// Every rule, in the order of [`Rules`].
+    /// Ablations of all rules, in the order of [`Rules`].
     #[expect(clippy::too_many_lines, reason = "a table: one entry per rule")]
     pub fn all() -> Vec<Self> {
         use StoreKind::{Bucket, Observation, ServerClock, Session};
         let all = Rules::ALL;
-        // Nothing is lost or late of itself; clients stop for long.
+        // The network is reliable; clients are stopped for a long time.
         let calm = Faults { lose: 0.0, delay_spike: 0.0, hang: 0.0, refuse: 0.0, ..Faults::MIXED };
         let stops = Faults { mean_fault_interval: 2.0, max_fault_duration: 3.0, ..calm };
-        // Half of all messages are nearly as late as a request may be.
+        // Half of all messages are delayed by nearly the time limit of a request.
         let slow = Faults { delay_spike: 0.5, max_delay_spike: 0.24, ..stops };
-        // A read that hangs on its way is answered by a store that has meanwhile seen the last renewal before a cut.
+        // A read that hangs on its way is answered after the store has received the last renewal before a partition.
         let hanging = Faults {
             hang: 0.9,
             delay_spike: 0.1,
@@ -127,12 +127,12 @@ impl Ablation {
         ]
     }
 
-    /// The first of these seeds that breaks a promise without the rule.
+    /// First breach among these seeds without the rule.
     pub fn broken(&self, seeds: Range<u64>) -> Option<Box<Violation>> {
         first(&Setup { rules: self.without, ..self.setup }, seeds)
     }
 
-    /// The first of these seeds that breaks a promise with all rules: there must be none.
+    /// First breach among these seeds with all rules: there must be none.
     pub fn broken_with_all_rules(&self, seeds: Range<u64>) -> Option<Box<Violation>> {
         first(&self.setup, seeds)
     }

@@ -1,4 +1,4 @@
-//! A client: a process with its own clock that acquires, works, lets go, and starts over.
+//! A client: a process with its own clock that acquires, works, releases, and starts over.
 
 use std::time::Duration;
 
@@ -16,26 +16,26 @@ use crate::task::{Command, Machine, Task};
 use crate::world::{Event, World, note};
 
 #[derive(Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "what befalls it comes and goes independently")]
+#[expect(clippy::struct_excessive_bools, reason = "the faults are independent")]
 pub(crate) struct Client {
     pub(crate) clock: Clock,
-    /// How far its wall clock is off, in nanoseconds.
+    /// Error of its wall clock, in nanoseconds.
     wall: i64,
     pub(crate) paused: bool,
     pub(crate) dead: bool,
     pub(crate) partitioned: bool,
-    /// What came while it was paused.
+    /// Replies that arrived while it was paused.
     pub(crate) inbox: Vec<ReplyMessage>,
     pub(crate) tasks: Vec<Task>,
-    /// Its user waits for an answer, or works under a guard.
+    /// True while its user waits for an answer or works under a guard.
     pub(crate) busy: bool,
-    /// When its user wants the next lock.
+    /// Time of its user's next acquire.
     pub(crate) idle_until: Time,
     alarm: Option<u64>,
 }
 
 impl Client {
-    /// Whether it runs, so that news reach it.
+    /// True if the client runs, so that messages reach it.
     pub(crate) fn awake(&self) -> bool {
         !self.paused && !self.dead
     }
@@ -68,7 +68,7 @@ impl World {
         self.clients.len() - 1
     }
 
-    /// An alarm of a client goes off, unless it was moved: then its first event is left behind.
+    /// Handles the alarm of a client. The event of an alarm that was moved is ignored.
     pub(crate) fn alarm(&mut self, client: usize) {
         if self.clients[client].alarm == Some(self.now) {
             self.clients[client].alarm = None;
@@ -76,7 +76,7 @@ impl World {
         }
     }
 
-    /// Does whatever is due at a client.
+    /// Handles everything that is due at a client.
     fn wake(&mut self, client: usize) {
         if !self.clients[client].awake() {
             return;
@@ -100,10 +100,10 @@ impl World {
     }
 
     pub(crate) fn set_alarm(&mut self, client: usize) {
-        let it = &self.clients[client];
-        let user = if it.busy { Time::MAX } else { it.idle_until };
-        let next = it.tasks.iter().map(Task::poll_timeout).fold(user, Time::min);
-        let due = it.clock.when(next, self.now).filter(|_| it.awake());
+        let state = &self.clients[client];
+        let user = if state.busy { Time::MAX } else { state.idle_until };
+        let next = state.tasks.iter().map(Task::poll_timeout).fold(user, Time::min);
+        let due = state.clock.when(next, self.now).filter(|_| state.awake());
         if let Some(at) = due
             && self.clients[client].alarm.is_none_or(|set| at < set)
         {
@@ -112,12 +112,12 @@ impl World {
         }
     }
 
-    pub(crate) fn deliver(&mut self, letter: ReplyMessage) {
-        let client = self.connections[letter.connection].client;
+    pub(crate) fn deliver(&mut self, message: ReplyMessage) {
+        let client = self.connections[message.connection].client;
         if self.clients[client].paused {
-            self.clients[client].inbox.push(letter);
+            self.clients[client].inbox.push(message);
         } else {
-            self.route_reply(client, letter);
+            self.route_reply(client, message);
             self.remove_finished(client);
         }
     }
@@ -134,13 +134,13 @@ impl World {
         if self.random.chance(0.5) {
             self.wake(client);
         }
-        for letter in std::mem::take(&mut self.clients[client].inbox) {
-            self.route_reply(client, letter);
+        for message in std::mem::take(&mut self.clients[client].inbox) {
+            self.route_reply(client, message);
         }
         self.remove_finished(client);
     }
 
-    /// The user of every guard lets go, and the caller of every acquire goes away.
+    /// Releases every guard and cancels every acquire of a client.
     pub(crate) fn end_all_uses(&mut self, client: usize) {
         self.clients[client].idle_until = Time::MAX;
         for index in 0..self.clients[client].tasks.len() {
@@ -152,7 +152,7 @@ impl World {
         self.remove_finished(client);
     }
 
-    /// The client learns that the connection of a task is gone.
+    /// Reports to a client that the connection of a task is broken.
     pub(crate) fn disconnect_task(&mut self, client: usize, index: usize) {
         let now = self.local(client);
         self.with_task(client, index, |world, task| {
@@ -189,14 +189,14 @@ impl World {
             seed: self.random.bits(),
         };
         note!(self, "client {client} task {id}: acquires key {key}, until {until:?}");
-        let link = self.connect(client, id);
+        let connection = self.connect(client, id);
         self.clients[client].tasks.push(Task {
             id,
             key,
             machine: Machine::Acquire(Acquire::new(terms, now)),
             claim_state: ClaimState::new(id, self.setup.ttl, self.setup.rules, self.setup.store),
             in_flight: None,
-            connection: link,
+            connection,
             messages: 0,
             end_use_at: leave_at,
             answered: false,
@@ -208,7 +208,7 @@ impl World {
         self.set_alarm(client);
     }
 
-    /// Lends a task out of its client, so that it can be driven by the world.
+    /// Runs a function on a task. The task is taken out of its client meanwhile, so that both can be borrowed.
     fn with_task(&mut self, client: usize, index: usize, run: impl FnOnce(&mut Self, &mut Task)) {
         let last = self.clients[client].tasks.len() - 1;
         self.clients[client].tasks.swap(index, last);
@@ -232,16 +232,17 @@ impl World {
         let now = self.local(client);
         task.handle_timeout(now);
         self.drive(client, task);
-        if let Some(errand) = task.in_flight.filter(|errand| now >= errand.next_read_at) {
-            if now >= errand.deadline {
+        if let Some(in_flight) = task.in_flight.filter(|in_flight| now >= in_flight.next_read_at) {
+            if now >= in_flight.deadline {
                 task.complete(Outcome::StillQueued, now);
                 self.drive(client, task);
             } else {
                 self.read_again(task, now);
             }
-        } else if let Some(errand) = task.in_flight.filter(|errand| now >= errand.limit_at) {
-            note!(self, "{}: stops waiting for #{}", self.name(task.connection), errand.number);
-            task.complete(errand.unanswered(), now);
+        } else if let Some(in_flight) = task.in_flight.filter(|in_flight| now >= in_flight.limit_at)
+        {
+            note!(self, "{}: stops waiting for #{}", self.name(task.connection), in_flight.number);
+            task.complete(in_flight.unanswered(), now);
             self.drive(client, task);
         }
         if now >= task.end_use_at {
@@ -250,39 +251,39 @@ impl World {
         }
     }
 
-    fn route_reply(&mut self, client: usize, letter: ReplyMessage) {
-        let link = letter.connection;
+    fn route_reply(&mut self, client: usize, message: ReplyMessage) {
+        let connection = message.connection;
         let found = self.clients[client].tasks.iter().position(|task| {
-            task.connection == link
-                && task.in_flight.is_some_and(|errand| errand.number == letter.number)
+            task.connection == connection
+                && task.in_flight.is_some_and(|in_flight| in_flight.number == message.number)
         });
-        if let Some(index) = found.filter(|_| !self.connections[link].silent) {
-            self.with_task(client, index, |world, task| world.handle_reply(client, task, letter));
+        if let Some(index) = found.filter(|_| !self.connections[connection].silent) {
+            self.with_task(client, index, |world, task| world.handle_reply(client, task, message));
         }
     }
 
-    fn handle_reply(&mut self, client: usize, task: &mut Task, letter: ReplyMessage) {
-        let Some(errand) = task.in_flight else { return };
+    fn handle_reply(&mut self, client: usize, task: &mut Task, message: ReplyMessage) {
+        let Some(in_flight) = task.in_flight else { return };
         note!(
             self,
-            "{}: hears {:?} to #{}",
+            "{}: receives {:?} to #{}",
             self.name(task.connection),
-            letter.reply,
-            letter.number
+            message.reply,
+            message.number
         );
         let now = self.local(client);
-        match task.claim_state.handle_reply(&errand, letter.reply, now, self.wall(client)) {
+        match task.claim_state.handle_reply(&in_flight, message.reply, now, self.wall(client)) {
             ReplyEffect::Send(request) => {
-                task.in_flight = Some(InFlight { sent: now, ..errand });
+                task.in_flight = Some(InFlight { sent: now, ..in_flight });
                 self.send_request(task, request);
             }
             ReplyEffect::Pause => {
-                let again = (now + self.setup.ttl / 10).min(errand.deadline);
+                let again = (now + self.setup.ttl / 10).min(in_flight.deadline);
                 task.in_flight = Some(InFlight {
                     next_read_at: again,
                     limit_at: Time::MAX,
                     number: 0,
-                    ..errand
+                    ..in_flight
                 });
             }
             ReplyEffect::Done(outcome) => {
@@ -296,12 +297,12 @@ impl World {
         }
     }
 
-    /// Does what the machine of a task asks for, until it has nothing more to ask.
+    /// Executes the commands of a task's state machine until there are none.
     fn drive(&mut self, client: usize, task: &mut Task) {
         while let Some(command) = task.poll_command() {
             note!(self, "{}: {command:?}", self.name(task.connection));
             match command {
-                Command::Send(what, limit) => self.begin(client, task, what, limit),
+                Command::Send(operation, limit) => self.begin(client, task, operation, limit),
                 Command::Watch => self.cut_wait(task),
                 Command::Answer(answer) => self.answer(client, task, answer),
                 Command::Lost => {
@@ -323,79 +324,75 @@ impl World {
         }
         if let Machine::Keeper(keeper) = &task.machine {
             let deadline = keeper.deadline();
-            let mut referee = std::mem::take(&mut self.checker);
-            let verdict = referee.deadline_moved(task.id, deadline, self.condition());
-            self.checker = referee;
+            let mut checker = std::mem::take(&mut self.checker);
+            let verdict = checker.deadline_moved(task.id, deadline, self.condition());
+            self.checker = checker;
             self.check_verdict(verdict, || {
                 format!("client {client}, task {} was renewed", task.id)
             });
         }
     }
 
-    /// A wait may be cut short by the next command; every other request must have ended.
+    /// Ends a wait, which the next command may interrupt. Any other request must have ended already.
     fn cut_wait(&mut self, task: &mut Task) {
-        if let Some(errand) = task.in_flight.take()
-            && errand.operation != Operation::Wait
+        if let Some(in_flight) = task.in_flight.take()
+            && in_flight.operation != Operation::Wait
         {
-            self.fail(Breach::TwoRequests, || format!("task {} while {errand:?}", task.id));
+            self.fail(Breach::TwoRequests, || format!("task {} while {in_flight:?}", task.id));
         }
     }
 
-    fn begin(&mut self, client: usize, task: &mut Task, what: Operation, limit: Duration) {
+    fn begin(&mut self, client: usize, task: &mut Task, operation: Operation, limit: Duration) {
         self.cut_wait(task);
         let now = self.local(client);
         let faults = self.setup.faults;
         if self.connections[task.connection].broken {
-            // The keeper of a broken connection has nowhere to turn; an acquire has connected again.
-            task.in_flight = Some(in_flight(what, now, now + Duration::from_micros(1)));
+            // Only a keeper has a broken connection: its request fails at once. An acquire has reconnected.
+            task.in_flight = Some(in_flight(operation, now, now + Duration::from_micros(1)));
             return;
         }
         let mut limit_at = now + limit;
         if !self.healed && self.random.chance(faults.refuse) {
-            let hopeless = self.random.chance(0.2);
+            let permanent_failure = self.random.chance(0.2);
             let soon = now + Duration::from_micros(1);
             task.in_flight =
-                Some(InFlight { permanent_failure: hopeless, ..in_flight(what, now, soon) });
+                Some(InFlight { permanent_failure, ..in_flight(operation, now, soon) });
             return;
         }
-        if !self.healed && what != Operation::Wait && self.random.chance(faults.hang) {
+        if !self.healed && operation != Operation::Wait && self.random.chance(faults.hang) {
             limit_at = limit_at + Duration::from_nanos(self.random_span(2.0));
         }
-        task.in_flight = Some(InFlight { deadline: now + limit, ..in_flight(what, now, limit_at) });
-        if what == Operation::Wait && self.setup.store == StoreKind::Bucket {
-            if let Some(errand) = &mut task.in_flight {
-                errand.polls = true;
+        task.in_flight =
+            Some(InFlight { deadline: now + limit, ..in_flight(operation, now, limit_at) });
+        if operation == Operation::Wait && self.setup.store == StoreKind::Bucket {
+            if let Some(in_flight) = &mut task.in_flight {
+                in_flight.polls = true;
             }
             return self.read_again(task, now);
         }
-        let request = task.claim_state.begin(what, self.wall(client));
+        let request = task.claim_state.begin(operation, self.wall(client));
         self.send_request(task, request);
     }
 
-    /// Sends the next look of a wait. No look takes as long as the wait may.
+    /// Sends the next read of a polling wait. A read has a shorter limit than the wait.
     fn read_again(&mut self, task: &mut Task, now: Time) {
         let limit_at = now + self.lease.request_limit();
-        if let Some(errand) = &mut task.in_flight {
-            (errand.sent, errand.next_read_at, errand.limit_at) = (now, Time::MAX, limit_at);
+        if let Some(in_flight) = &mut task.in_flight {
+            (in_flight.sent, in_flight.next_read_at, in_flight.limit_at) =
+                (now, Time::MAX, limit_at);
         }
         self.send_request(task, Request::Read);
     }
 
-    /// Sends a message of the errand under way.
+    /// Sends a message of the operation in flight.
     fn send_request(&mut self, task: &mut Task, request: Request) {
-        let Some(errand) = &mut task.in_flight else { return };
+        let Some(in_flight) = &mut task.in_flight else { return };
         task.messages += 1;
-        errand.number = task.messages;
-        errand.wrote |= request != Request::Read;
-        let (link, number, key, due) = (task.connection, task.messages, task.key, errand.deadline);
-        self.send(RequestMessage {
-            connection: link,
-            number,
-            key,
-            request,
-            deadline: due,
-            stale: false,
-        });
+        in_flight.number = task.messages;
+        in_flight.wrote |= request != Request::Read;
+        let (connection, number, key, due) =
+            (task.connection, task.messages, task.key, in_flight.deadline);
+        self.send(RequestMessage { connection, number, key, request, deadline: due, stale: false });
     }
 
     fn answer(&mut self, client: usize, task: &mut Task, answer: Answer) {
@@ -410,7 +407,7 @@ impl World {
             Answer::Unknown { .. } => self.stats.unknown += 1,
             Answer::Contended | Answer::TimedOut | Answer::GaveUp | Answer::Failed => {
                 self.checker.note_refusal(task.id);
-                let lives = |link: usize| !self.connections[link].broken;
+                let lives = |connection: usize| !self.connections[connection].broken;
                 let store_now = self.store_clock.read(self.now);
                 if self.checker.must_not_hold(task.id)
                     && self.store.may_hold(task.id, task.key, lives, store_now)
@@ -428,25 +425,25 @@ impl World {
         let now = self.local(client);
         let (id, key, token) = (task.id, task.key, task.claim_state.token);
         let guard = Guard { task: id, client, key, token, deadline };
-        let mut referee = std::mem::take(&mut self.checker);
-        let verdict = referee.hand_out(guard, self.condition());
-        self.checker = referee;
+        let mut checker = std::mem::take(&mut self.checker);
+        let verdict = checker.hand_out(guard, self.condition());
+        self.checker = checker;
         self.check_verdict(verdict, || format!("client {client}, key {key}, token {token}"));
         self.stats.guards += 1;
         self.stats.probes += 1;
-        let look = match self.setup.store {
+        let check_interval = match self.setup.store {
             StoreKind::Observation => Some(self.setup.ttl / 2),
             StoreKind::Bucket => Some(self.setup.ttl / 8),
             StoreKind::ServerClock | StoreKind::Session => None,
         };
         let granted = Granted { sent, deadline, handoff_requested: false };
-        task.machine = Machine::Keeper(Keeper::new(self.lease, granted, look, now));
+        task.machine = Machine::Keeper(Keeper::new(self.lease, granted, check_interval, now));
         task.answered = true;
         let work = if self.healed { self.ttls(10.0) } else { self.random_span(3.0) };
         task.end_use_at = now + Duration::from_nanos(work);
     }
 
-    /// The user of a task goes away: cancels, lets go, leaves the hold to its ttl, or dies.
+    /// Ends the use of a task: its user cancels, releases, detaches, or the process dies.
     fn end_use(&mut self, client: usize, task: &mut Task, may_die: bool) {
         let now = self.local(client);
         task.end_use_at = Time::MAX;
@@ -460,7 +457,7 @@ impl World {
             }
             Machine::Keeper(keeper) => {
                 let pick = if may_die { self.random.below(20) } else { 9 };
-                note!(self, "client {client} task {}: lets go ({pick})", task.id);
+                note!(self, "client {client} task {}: ends its use ({pick})", task.id);
                 match pick {
                     0 => return self.crash(client),
                     1 => keeper.handle(keeper::KeeperInput::Detach, now),
@@ -477,7 +474,7 @@ impl World {
         self.schedule_next_use(client);
     }
 
-    /// The user rests before the next lock.
+    /// Schedules the user's next acquire after a pause.
     fn schedule_next_use(&mut self, client: usize) {
         let pause = Duration::from_nanos(self.random_span(0.5));
         self.clients[client].busy = false;
@@ -491,17 +488,16 @@ impl World {
     }
 }
 
-fn in_flight(what: Operation, sent: Time, limit_at: Time) -> InFlight {
-    let (wrote, hopeless, looks) = (false, false, false);
+fn in_flight(operation: Operation, sent: Time, limit_at: Time) -> InFlight {
     InFlight {
-        operation: what,
+        operation,
         number: 0,
         sent,
         deadline: limit_at,
         limit_at,
-        wrote,
-        permanent_failure: hopeless,
+        wrote: false,
+        permanent_failure: false,
         next_read_at: Time::MAX,
-        polls: looks,
+        polls: false,
     }
 }

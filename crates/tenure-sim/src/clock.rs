@@ -1,12 +1,13 @@
-//! A clock that runs wrong: ahead or behind, at a rate that changes, and perhaps not at all while its machine sleeps.
+//! A drifting clock: it has an offset, its rate changes, and it may stand still while its machine is suspended.
 
 use tenure_core::Time;
 
-/// Maps the real time of the simulation, in nanoseconds, to what one machine reads.
+/// Maps the real time of the simulation, in nanoseconds, to the time of one machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Clock {
-    /// The last instant at which the rate changed, real and as read.
+    /// Real time of the last change of the rate.
     real: u64,
+    /// Local time of the last change of the rate.
     local: u64,
     /// Local nanoseconds per million real ones.
     rate: u64,
@@ -25,7 +26,7 @@ impl Clock {
         Time::from_nanos(self.local + passed)
     }
 
-    /// The first real instant, not before `now`, at which the clock reads `local` or more; none while it stands still.
+    /// First real time, not before `now`, at which the clock reads `local` or more; `None` while it stands still.
     pub(crate) fn when(&self, local: Time, now: u64) -> Option<u64> {
         if local == Time::MAX || self.frozen {
             return None;

@@ -1,32 +1,32 @@
-//! The referee: sees what every client believes at one real instant, and checks the contract.
+//! Contract checker: knows the belief of every client at one real time, and checks the contract.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 use tenure_core::Time;
 
-/// Which promise was broken.
+/// Kinds of breaches of the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Breach {
-    /// Two guards of one key were valid at one instant.
+    /// Two guards of one key were valid at the same time.
     TwoHolders,
-    /// A guard had a fencing token that was not above the one before it.
+    /// A guard's fencing token was not larger than that of the guard before.
     TokenFell,
-    /// A guard was handed out while the one before it had heard nothing of its end, though its client was awake.
+    /// A guard was handed out before the loss of the previous guard was reported, although its client was awake.
     LateLost,
-    /// A guard was handed out that was not valid any more.
+    /// A guard was handed out after its deadline.
     StaleGuard,
-    /// A guard that was not valid any more became valid again: whoever looked in between had been told otherwise.
+    /// A guard became valid again after its deadline: in between, its user had seen it as lost.
     Revived,
     /// An acquire was answered twice, or after it was cancelled.
     AnsweredTwice,
-    /// A caller was told that nothing is held, and the store held for it or came to.
+    /// An acquire was answered with "not held", but the store held or later granted the key for it.
     HeldAfterNo,
-    /// A machine asked for a second request while one was under way.
+    /// A state machine sent a second request while one was in flight.
     TwoRequests,
-    /// A machine did not come to an end although the world had healed.
+    /// A state machine did not finish although the faults had ended.
     NoEnd,
-    /// A key did not become free although everybody had gone.
+    /// A key did not become free although all clients had left.
     NotFreed,
 }
 
@@ -35,19 +35,19 @@ impl fmt::Display for Breach {
         f.write_str(match self {
             Self::TwoHolders => "two guards of one key were valid at once",
             Self::TokenFell => "a fencing token did not grow",
-            Self::LateLost => "a hold passed on before its holder was told that it was lost",
+            Self::LateLost => "a hold was granted again before its loss was reported to its holder",
             Self::StaleGuard => "a guard was handed out past its deadline",
             Self::Revived => "a guard past its deadline became valid again",
             Self::AnsweredTwice => "an acquire was answered twice",
-            Self::HeldAfterNo => "the store holds for a caller who was told that nothing is held",
-            Self::TwoRequests => "a second request while one was under way",
-            Self::NoEnd => "a machine did not end",
+            Self::HeldAfterNo => "the store holds a key for a refused acquire",
+            Self::TwoRequests => "a second request was sent while one was in flight",
+            Self::NoEnd => "a state machine did not finish",
             Self::NotFreed => "a key was not freed",
         })
     }
 }
 
-/// A guard that somebody has, as the referee sees it.
+/// A guard that a user has.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Guard {
     pub(crate) task: u64,
@@ -57,14 +57,15 @@ pub(crate) struct Guard {
     pub(crate) deadline: Time,
 }
 
-/// What the referee has to know of a client to judge its guards.
+/// State of a client that the checker needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Condition {
     pub(crate) now: Time,
-    /// It is not paused, asleep or dead: news reach it.
+    /// True if the client is not paused, suspended or dead: messages reach it.
     pub(crate) awake: bool,
 }
 
+/// Checker of the contract.
 #[derive(Debug, Default)]
 pub(crate) struct ContractChecker {
     validity_is_a_deadline: bool,
@@ -79,7 +80,7 @@ impl ContractChecker {
         Self { validity_is_a_deadline, last_tokens: vec![0; keys], ..Self::default() }
     }
 
-    /// A guard reaches its user.
+    /// Checks a guard that is handed to its user.
     pub(crate) fn hand_out(
         &mut self,
         guard: Guard,
@@ -100,7 +101,7 @@ impl ContractChecker {
         Ok(())
     }
 
-    /// A guard's deadline may have moved.
+    /// Checks a guard whose deadline may have moved.
     pub(crate) fn deadline_moved(
         &mut self,
         task: u64,
@@ -119,7 +120,7 @@ impl ContractChecker {
         if condition(guard.client).now >= before { Err(Breach::Revived) } else { Ok(()) }
     }
 
-    /// The user of a guard was told of its loss, or let go of it, or is no more.
+    /// Removes a guard that was reported lost or released, or whose process died.
     pub(crate) fn guard_ended(&mut self, task: u64) {
         self.guards.retain(|guard| guard.task != task);
     }
@@ -128,12 +129,12 @@ impl ContractChecker {
         self.refused.insert(claim);
     }
 
-    /// What a claim comes to hold from now on is nobody's fault.
+    /// Excuses a claim: a hold that it gets from now on is not a breach.
     pub(crate) fn excuse(&mut self, claim: u64) {
         self.excused.insert(claim);
     }
 
-    /// Whether it would break a promise if this claim were found to hold.
+    /// True if a hold of this claim would be a breach.
     pub(crate) fn must_not_hold(&self, claim: u64) -> bool {
         self.refused.contains(&claim) && !self.excused.contains(&claim)
     }

@@ -1,4 +1,4 @@
-//! What goes wrong, and how it ends.
+//! Faults: how they begin, and how they end.
 
 use std::time::Duration;
 
@@ -23,8 +23,8 @@ impl World {
         }
         let end = self.ttls(self.setup.length);
         self.schedule(end, Event::Heal);
-        // Who was answered settles what may be left for 1.5 ttl, a message that is under way lands before, and a lease
-        // that began with it lasts another ttl: on the slowest clock all that is over in 4.
+        // After its answer, an acquire cleans up for at most 1.5 ttl. A message in flight arrives within that time, and
+        // a lease that begins with it lasts another ttl. On the slowest clock all of this takes less than 4 ttl.
         self.schedule(end + self.ttls(4.0), Event::Probe);
         self.schedule(end + self.ttls(6.0), Event::Finish);
     }
@@ -55,7 +55,7 @@ impl World {
                 Some(0) => self.pause(client, false, end),
                 Some(1) => self.pause(client, true, end),
                 Some(2) => {
-                    note!(self, "client {client}: is cut off");
+                    note!(self, "client {client}: is partitioned");
                     self.clients[client].partitioned = true;
                     self.schedule(end, Event::PartitionEnd(client));
                 }
@@ -74,45 +74,45 @@ impl World {
     }
 
     fn pause(&mut self, client: usize, suspend: bool, end: u64) {
-        note!(self, "client {client}: {}", if suspend { "falls asleep" } else { "is paused" });
+        note!(self, "client {client}: {}", if suspend { "is suspended" } else { "is paused" });
         let stands_still = suspend && !self.setup.rules.count_suspended_time;
         let now = self.now;
-        let it = &mut self.clients[client];
-        it.paused = true;
+        let target = &mut self.clients[client];
+        target.paused = true;
         if stands_still {
-            it.clock.freeze(now);
+            target.clock.freeze(now);
         }
         self.schedule(end, Event::Resume(client));
     }
 
-    /// The connection of one task breaks. A client that is awake hears of it before the store passes its holds on;
-    /// the other case, a link that falls silent, is what the idle time-out is for.
+    /// Breaks the connection of one task. A client that is awake is notified before the store grants its holds to
+    /// waiters. In the other case the connection falls silent, and the idle timeout has to end it.
     fn break_connection(&mut self, client: usize) {
         let count = self.clients[client].tasks.len() as u64;
         if self.setup.store != StoreKind::Session || count == 0 {
             return;
         }
         let index = usize::try_from(self.random.below(count)).unwrap_or(0);
-        let link = self.clients[client].tasks[index].connection;
+        let connection = self.clients[client].tasks[index].connection;
         if self.random.chance(0.3) {
-            note!(self, "client {client}: connection {link} falls silent");
-            self.connections[link].silent = true;
+            note!(self, "client {client}: connection {connection} falls silent");
+            self.connections[connection].silent = true;
             return;
         }
-        note!(self, "client {client}: connection {link} breaks");
+        note!(self, "client {client}: connection {connection} breaks");
         self.disconnect_task(client, index);
         let at = self.now + self.random_span(0.1);
-        self.schedule(at, Event::Disconnect(link));
+        self.schedule(at, Event::Disconnect(connection));
     }
 
     pub(crate) fn end_partition(&mut self, client: usize) {
         if self.clients[client].partitioned {
-            note!(self, "client {client}: is no longer cut off");
+            note!(self, "client {client}: is no longer partitioned");
             self.clients[client].partitioned = false;
         }
     }
 
-    /// The process dies. Where connections hold, the store hears of it; elsewhere the lease has to end.
+    /// Kills the process. A session store usually notices the closed connections; elsewhere the lease has to expire.
     pub(crate) fn crash(&mut self, client: usize) {
         note!(self, "client {client}: dies");
         self.stats.crashes += 1;
@@ -132,7 +132,7 @@ impl World {
 
     pub(crate) fn restart_client(&mut self, client: usize) {
         if self.clients[client].dead {
-            note!(self, "client {client}: starts anew");
+            note!(self, "client {client}: restarts");
             self.clients[client].dead = false;
             self.clients[client].busy = false;
             self.clients[client].idle_until = self.local(client);
@@ -150,11 +150,11 @@ impl World {
         }
     }
 
-    /// Another server leads: what it stamps is told by its own clock.
+    /// Changes the leading server: its timestamps are by its own clock.
     pub(crate) fn change_leader(&mut self) {
         let apart = u64::try_from(self.setup.faults.max_server_skew.as_nanos()).unwrap_or(u64::MAX);
         let ahead = Duration::from_nanos(self.random.below(apart.max(1)));
-        note!(self, "store: another leads, whose clock is {ahead:?} ahead");
+        note!(self, "store: another server leads, its clock is {ahead:?} ahead");
         self.store.set_leader_skew(ahead);
         if !self.healed {
             let at = self.now + self.random_span(2.0 * self.setup.faults.restart);
@@ -173,7 +173,7 @@ impl World {
 
     pub(crate) fn start_store(&mut self) {
         if self.store_down {
-            note!(self, "store: starts again, with the holds it wrote down");
+            note!(self, "store: restarts with its durable holds");
             self.store_down = false;
             self.store.restart(self.store_clock.read(self.now));
             self.after_store();
@@ -182,7 +182,7 @@ impl World {
         }
     }
 
-    /// The faults end, and everybody goes home.
+    /// Ends all faults, and all uses of locks.
     pub(crate) fn heal(&mut self) {
         note!(self, "the faults are over");
         self.start_store();
@@ -195,7 +195,7 @@ impl World {
         }
     }
 
-    /// Everything must have ended; whoever comes now must find every key free soon.
+    /// Checks that all tasks have ended, and starts a client that must be able to acquire every key.
     pub(crate) fn probe(&mut self) {
         for client in 0..self.clients.len() {
             if let Some(task) = self.clients[client].tasks.first() {
@@ -213,7 +213,7 @@ impl World {
     pub(crate) fn check_probes(&mut self) {
         if self.stats.probes < self.keys as u64 {
             let got = self.stats.probes;
-            self.fail(Breach::NotFreed, || format!("{got} keys could be had"));
+            self.fail(Breach::NotFreed, || format!("only {got} keys could be acquired"));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The client's side of a store: which messages one command of a machine takes, and what their answers mean.
+//! Client side of a store: the messages of an operation, and the meaning of their replies.
 
 mod bucket;
 
@@ -13,7 +13,7 @@ use tenure_core::{Rules, Time};
 use crate::message::{Record, Reply, Request};
 use crate::setup::StoreKind;
 
-/// What a machine asked for.
+/// Operation that a state machine requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Claim { queue: bool },
@@ -24,29 +24,29 @@ pub(crate) enum Operation {
     Abandon,
 }
 
-/// One command under way.
+/// An operation in flight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InFlight {
     pub(crate) operation: Operation,
-    /// The number of the message whose answer is awaited.
+    /// Number of the message whose reply is expected.
     pub(crate) number: u32,
-    /// When that message was sent.
+    /// Time at which that message was sent.
     pub(crate) sent: Time,
-    /// The end of the limit that the machine gave.
+    /// Deadline that the state machine set.
     pub(crate) deadline: Time,
-    /// When the wait for it ends: later than due where the request hangs.
+    /// Time at which the client stops waiting: after the deadline if the request hangs.
     pub(crate) limit_at: Time,
-    /// Something that may change the store was sent.
+    /// True if a message was sent that may change the store.
     pub(crate) wrote: bool,
-    /// Nothing was sent, and nothing ever will be: the store turned the client away.
+    /// True if the store rejected the client: nothing was sent, and a retry is useless.
     pub(crate) permanent_failure: bool,
-    /// Nothing is under way: the next look is sent then.
+    /// Time of the next read of a polling wait, while no message is in flight.
     pub(crate) next_read_at: Time,
-    /// A wait that looks by itself.
+    /// True for a wait that polls.
     pub(crate) polls: bool,
 }
 
-/// What became of a command.
+/// Outcome of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Outcome {
     Granted(LeaseStart),
@@ -66,11 +66,11 @@ pub(crate) enum Outcome {
 pub(crate) enum ReplyEffect {
     Send(Request),
     Done(Outcome),
-    /// Look again after a pause.
+    /// Read again after a pause.
     Pause,
 }
 
-/// A record as the store shows it.
+/// A record as the store returned it.
 #[derive(Clone, Copy, Debug)]
 struct ShownRecord {
     version: u64,
@@ -78,7 +78,7 @@ struct ShownRecord {
     stamp: u64,
 }
 
-/// What a client knows of its claim at the store.
+/// Client-side state of a claim.
 #[derive(Debug)]
 pub(crate) struct ClaimState {
     pub(crate) claim: u64,
@@ -88,19 +88,19 @@ pub(crate) struct ClaimState {
     rules: Rules,
     store: StoreKind,
     observation: Observation<u64>,
-    /// The store's time, where its records bear timestamps.
+    /// Estimate of the store's time, if its records have timestamps.
     store_time: Option<StoreTime>,
-    /// What our looks showed while we waited at a bucket.
+    /// Results of the reads during a wait at a bucket.
     reads: WaiterReads,
-    /// When the look was sent upon which we wrote.
+    /// Send time of the read that led to a write.
     read_sent: Time,
     rung: Time,
-    /// A write of a wait that was not heard of yet: nobody knows whether it will land.
+    /// True while a write of a wait has no reply: it may or may not take effect.
     unsettled: bool,
 }
 
 impl InFlight {
-    /// What it means that no answer came in time.
+    /// Outcome if no reply arrives in time.
     pub(crate) fn unanswered(&self) -> Outcome {
         match self.operation {
             _ if self.permanent_failure => Outcome::Failed(RequestFailure::Permanent),
@@ -115,32 +115,27 @@ impl ClaimState {
     pub(crate) fn new(claim: u64, ttl: Duration, rules: Rules, store: StoreKind) -> Self {
         let nothing =
             ObjectRead::<()> { record: None, modified: Duration::ZERO, now: Duration::ZERO };
-        let (seen, looks) =
-            (Observation::new(rules), WaiterReads::new(&nothing, Time::ZERO, rules));
-        let (looked, rung, unsettled) = (Time::ZERO, Time::ZERO, false);
-        let (token, version) = (0, 0);
-        let store_time = None;
         Self {
             claim,
-            token,
-            version,
+            token: 0,
+            version: 0,
             ttl,
             rules,
             store,
-            observation: seen,
-            store_time,
-            reads: looks,
-            read_sent: looked,
-            rung,
-            unsettled,
+            observation: Observation::new(rules),
+            store_time: None,
+            reads: WaiterReads::new(&nothing, Time::ZERO, rules),
+            read_sent: Time::ZERO,
+            rung: Time::ZERO,
+            unsettled: false,
         }
     }
 
-    /// The first message of a command. `wall` is the client's wall clock.
-    pub(crate) fn begin(&self, what: Operation, wall: i64) -> Request {
+    /// First message of an operation. `wall` is the client's wall clock.
+    pub(crate) fn begin(&self, operation: Operation, wall: i64) -> Request {
         let by_record = self.store == StoreKind::Observation;
-        match what {
-            _ if self.store == StoreKind::Bucket => self.begin_at_bucket(what, wall),
+        match operation {
+            _ if self.store == StoreKind::Bucket => self.begin_at_bucket(operation, wall),
             Operation::Claim { .. } | Operation::CheckHandoff if by_record => Request::Read,
             Operation::Renew if by_record => self.renew_request(wall),
             Operation::Release | Operation::Abandon if by_record => self.release_request(),
@@ -152,10 +147,10 @@ impl ClaimState {
         }
     }
 
-    /// What the answer to a message of `errand` leads to.
+    /// Effect of the reply to a message of an operation.
     pub(crate) fn handle_reply(
         &mut self,
-        errand: &InFlight,
+        in_flight: &InFlight,
         reply: Reply,
         now: Time,
         wall: i64,
@@ -168,16 +163,14 @@ impl ClaimState {
             Reply::Queued => Outcome::Queued,
             Reply::Contended => Outcome::Contended,
             Reply::NotQueued => Outcome::PlaceLost,
-            Reply::Renewed { handoff_requested: waiter } => {
-                Outcome::Renewed { handoff_requested: waiter }
-            }
+            Reply::Renewed { handoff_requested } => Outcome::Renewed { handoff_requested },
             Reply::Refused => Outcome::Refused,
             Reply::Released => Outcome::Released,
             Reply::Closed => Outcome::Broken,
-            Reply::BucketRead(sight) => return self.handle_bucket_reply(errand, sight, now, wall),
+            Reply::BucketRead(read) => return self.handle_bucket_reply(in_flight, read, now, wall),
             Reply::Written { version } => {
                 (self.version, self.unsettled) = (version, false);
-                match errand.operation {
+                match in_flight.operation {
                     Operation::Wait => Outcome::Granted(LeaseStart::Since(self.read_sent)),
                     Operation::Claim { .. } => Outcome::Granted(LeaseStart::FromRequest),
                     Operation::Renew => Outcome::Renewed { handoff_requested: false },
@@ -189,7 +182,7 @@ impl ClaimState {
                     self.store_time = Some(StoreTime::new(store, now));
                 }
                 return self.handle_record(
-                    errand,
+                    in_flight,
                     ShownRecord { version, record, stamp },
                     now,
                     wall,
@@ -199,30 +192,30 @@ impl ClaimState {
         ReplyEffect::Done(outcome)
     }
 
-    /// A record was read, or was found in the way of a write.
+    /// Effect of a record that was read, or that refused a conditional write.
     fn handle_record(
         &mut self,
-        errand: &InFlight,
+        in_flight: &InFlight,
         shown: ShownRecord,
         now: Time,
         wall: i64,
     ) -> ReplyEffect {
         let ShownRecord { version, record, .. } = shown;
-        if errand.operation == Operation::CheckHandoff {
+        if in_flight.operation == Operation::CheckHandoff {
             return ReplyEffect::Done(Outcome::HandoffChecked);
         }
         let ours = record.claim == self.claim;
         if ours {
-            // An earlier write of ours landed unheard: carry on from its version.
+            // An earlier write took effect although its reply was lost: continue from its version.
             self.version = version;
             self.token = record.fence;
         }
-        match errand.operation {
+        match in_flight.operation {
             Operation::Claim { .. } if ours => {
                 ReplyEffect::Done(Outcome::Granted(LeaseStart::FromConfirm))
             }
-            Operation::Claim { .. } if errand.wrote => ReplyEffect::Done(Outcome::Contended),
-            Operation::Claim { .. } if self.may_take(shown, errand.sent, now, wall) => {
+            Operation::Claim { .. } if in_flight.wrote => ReplyEffect::Done(Outcome::Contended),
+            Operation::Claim { .. } if self.may_take(shown, in_flight.sent, now, wall) => {
                 self.token = record.fence + 1;
                 ReplyEffect::Send(Request::Write {
                     if_version: Some(version),
@@ -246,7 +239,7 @@ impl ClaimState {
         if self.rules.take_over_by_observation {
             let store = self.store_time.map_or(0, |time| time.at(now));
             let age = Duration::from_nanos(store.saturating_sub(stamp));
-            // Both are asked: a look counts for the observation, whatever the timestamps say.
+            // Both are evaluated: the observation must count every read, whatever the timestamps say.
             let observed = now >= self.observation.observe(version, self.ttl, sent, now);
             observed || is_abandoned(age, record.lease, self.rules)
         } else {

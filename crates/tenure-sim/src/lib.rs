@@ -1,12 +1,12 @@
-//! A simulator that drives the real machines of `tenure-core` through faults in logical time.
+//! Simulator that drives the real state machines of `tenure-core` through faults in logical time.
 //!
-//! Several clients, each with a clock that runs wrong, claim one or two keys of one of four [store models](StoreKind)
-//! over a network that delays and loses. Clients are paused, put to sleep, cut off and killed. At every step that could
-//! break a promise a referee, who knows the real time, checks it. Nothing is decided here that a machine of the core
-//! decides: the simulator only carries messages and time.
+//! Several clients, each with a drifting clock, claim one or two keys of one of four [store models](StoreKind) over a
+//! network that delays and loses messages. Clients are paused, suspended, partitioned and killed. A checker that knows
+//! the real time checks the contract at every step that could break it. The simulator only carries messages and time;
+//! every decision is taken by the state machines of the core.
 //!
-//! A run is a function of its seed and [`Setup`]. [`Rules`](tenure_core::Rules) is part of the setup: with one rule
-//! taken away a breach must turn up, which shows both that the rule is needed and that the simulator can see.
+//! A run is a function of its seed and its [`Setup`]. [`Rules`](tenure_core::Rules) are part of the setup: with one
+//! rule disabled, a breach must occur. That shows that the rule is needed, and that the simulator detects breaches.
 
 #![forbid(unsafe_code)]
 
@@ -39,33 +39,33 @@ use world::World;
 ///
 /// # Errors
 ///
-/// The first promise that was broken, with the events that led to it.
+/// The first breach of the contract, with the events that led to it.
 pub fn simulate(seed: u64, setup: &Setup) -> Result<Stats, Box<Violation>> {
-    // Writing the trace down costs more than the run: it is made in a second run where there is something to show.
+    // A trace costs more than the run itself, so it is recorded in a second run, and only after a breach.
     match World::new(seed, setup, false).run(seed) {
         Ok(stats) => Ok(stats),
         Err(_) => World::new(seed, setup, true).run(seed),
     }
 }
 
-/// What happened in a run, so that a tame one is noticed.
+/// Event counts of a run. They show a run in which too little happens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Events of the simulation.
     pub events: u64,
     /// Grants by the store.
     pub grants: u64,
-    /// Guards that reached their user.
+    /// Guards handed to a user.
     pub guards: u64,
     /// Answers to acquires, of any kind.
     pub answers: u64,
-    /// Answers that nothing clear was heard.
+    /// Answers with an unknown outcome.
     pub unknown: u64,
-    /// Guards that were lost.
+    /// Guards lost.
     pub losses: u64,
-    /// Processes that died.
+    /// Processes killed.
     pub crashes: u64,
-    /// Keys that could be had in the end.
+    /// Keys that could be acquired at the end.
     pub probes: u64,
 }
 
@@ -82,18 +82,18 @@ impl AddAssign for Stats {
     }
 }
 
-/// A promise that was broken.
+/// A breach of the contract, with its circumstances.
 #[derive(Clone, Debug)]
 pub struct Violation {
-    /// The seed that shows it.
+    /// Seed of the run.
     pub seed: u64,
-    /// Which promise.
+    /// Kind of breach.
     pub breach: Breach,
-    /// Where and with whom.
+    /// Clients, tasks and keys concerned.
     pub what: String,
-    /// When, in the real time of the simulation.
+    /// Real time of the simulation.
     pub at: Duration,
-    /// The last events before it.
+    /// The last events before the breach.
     pub trace: Vec<String>,
 }
 

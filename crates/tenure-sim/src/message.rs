@@ -1,10 +1,10 @@
-//! What goes over the wire between a client and a store.
+//! Messages between a client and a store.
 
 use std::time::Duration;
 
 use tenure_core::Time;
 
-/// What a client asks of a store.
+/// Request of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     Claim {
@@ -28,17 +28,17 @@ pub(crate) enum Request {
         if_version: Option<u64>,
         record: Record,
     },
-    /// Rings the bell, unless another does.
+    /// Rings the bell, unless another claim rings it.
     Ring {
         claim: u64,
     },
-    /// Takes the own bell away.
+    /// Removes the claim's own bell.
     Silence {
         claim: u64,
     },
 }
 
-/// What a store answers.
+/// Reply of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     Granted {
@@ -52,63 +52,63 @@ pub(crate) enum Reply {
     },
     Refused,
     Released,
-    /// The connection that the request came over has ended at the store.
+    /// The store has closed the connection of the request.
     Closed,
-    /// The answer to a read, and to a conditional write that was refused.
+    /// Reply to a read, and to a conditional write that was refused.
     Record {
         version: u64,
         record: Record,
-        /// When it was written, and what time it is, by the clocks of the servers that led and that leads.
+        /// Time of the write, by the clock of the server that led then.
         stamp: u64,
+        /// Present time, by the clock of the server that leads.
         now: u64,
     },
     Written {
         version: u64,
     },
-    /// The same of a store that tells its time.
+    /// Like `Record`, from a bucket.
     BucketRead(BucketRead),
 }
 
-/// What a bucket shows of a key.
+/// State of a key in a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BucketRead {
     pub(crate) version: u64,
     pub(crate) record: Record,
-    /// When it was last changed, by the clock that stamps records.
+    /// Time of the last change, by the clock that stamps records.
     pub(crate) modified: Duration,
-    /// What time it is, by the clock that dates answers.
+    /// Present time, by the clock that dates replies.
     pub(crate) now: Duration,
-    /// The claim that rings, or 0.
+    /// Claim that rings the bell, or 0.
     pub(crate) bell: u64,
-    /// The stamp of a bell that this request rang.
+    /// Timestamp of the bell, if this request rang it.
     pub(crate) rung: Option<Duration>,
 }
 
-/// What a compare-and-swap store keeps of a key. Nobody holds it where the claim is 0; its fence outlives its holders.
+/// Record of a key in a compare-and-swap store. A claim of 0 means that the key is free. The fence survives releases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) claim: u64,
     pub(crate) fence: u64,
     /// The wall clock of the writer, in nanoseconds.
     pub(crate) written: i64,
-    /// How long it lasts.
     pub(crate) lease: Duration,
 }
 
-/// A request on its way: over which connection, and the number that its answer will bear.
+/// A request in flight. Its reply has the same connection and number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RequestMessage {
     pub(crate) connection: usize,
     pub(crate) number: u32,
     pub(crate) key: usize,
     pub(crate) request: Request,
-    /// The end of the limit that its machine gave it, on the client's clock.
+    /// Deadline that the client's state machine set, on the client's clock.
     pub(crate) deadline: Time,
-    /// Answered from an old copy, if it is a read.
+    /// True if a read is answered from an old copy.
     pub(crate) stale: bool,
 }
 
-/// An answer on its way back.
+/// A reply in flight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReplyMessage {
     pub(crate) connection: usize,

@@ -1,15 +1,15 @@
-//! The whole state space of a small world: two or three clients, one key, few ticks.
+//! Model checking of a small world: the whole state space of two or three clients, one key, and a few ticks.
 //!
-//! Where the simulator samples long histories, the model walks every order of events of short ones. The
-//! [`Keeper`](tenure_core::keeper::Keeper) of each holder is the real one and part of the state; so is the
+//! The simulator samples long histories; the model explores every order of events of short ones. The
+//! [`Keeper`](tenure_core::keeper::Keeper) of each holder is the real one and part of the state. So is the
 //! [`LockTable`](tenure_core::LockTable), which is rebuilt for each step from a snapshot of its key, through its own
-//! `restore` and `ask`. The way to a guard (claim, wait, confirm) is told in a few lines here, because an acquisition
-//! carries a retry strategy that cannot be compared.
+//! `restore` and `claim`. The steps before a guard (claim, wait, confirm) are modelled here in a few lines, because the
+//! real acquisition has a retry strategy, which cannot be compared.
 //!
-//! A tick is a sixth of the ttl, which is the margin. A client's clock may fall a tick behind the store's, once, at any
-//! time: so it counts one tick less than the store in one lease, which is what the margin is there to cover.
+//! A tick is a sixth of the ttl, which is the margin. A client's clock may fall one tick behind the store's, once, at
+//! any time. The client then counts one tick less than the store in one lease, which the margin has to cover.
 //!
-//! Messages arrive in any order, at any time, or never: one that gets lost is one that is not delivered before the end.
+//! Messages arrive in any order, at any time, or never: a lost message is one that is not delivered before the end.
 
 mod client;
 mod snapshot;
@@ -21,58 +21,58 @@ use tenure_core::{Rules, Time};
 use client::ModelClient;
 use snapshot::{Claim, Snapshot};
 
-/// The length of a tick.
+/// Length of a tick.
 const TICK: std::time::Duration = std::time::Duration::from_secs(1);
-/// When the world begins, so that a clock that is behind has something to be behind of.
+/// First tick. Not 0, so that a clock can be behind.
 const START: u64 = 10;
 
 /// A small world.
 #[derive(Clone, Copy, Debug)]
 pub struct SmallWorld {
-    /// How many clients.
+    /// Number of clients.
     pub clients: usize,
-    /// How many ticks.
+    /// Number of ticks.
     pub ticks: u64,
-    /// How often each client wants the lock.
+    /// Number of acquires per client.
     pub wants: u8,
-    /// How often a client may be paused, over all clients.
+    /// Number of pauses, over all clients.
     pub pauses: u8,
-    /// The rules that the clients obey.
+    /// Rules of the clients.
     pub rules: Rules,
 }
 
-/// Everything there is at one moment.
+/// State of the world at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Moment {
     now: u64,
     table: Snapshot,
     clients: Vec<ModelClient>,
-    /// In a fixed order: that they are under way matters, not since when.
+    /// Messages in flight, sorted: the order in which they were sent does not matter.
     messages: Vec<Message>,
     last_token: u64,
     pauses: u8,
     failures: PropertyFailures,
 }
 
-/// What has gone wrong so far.
+/// Breaches so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct PropertyFailures {
     token_fell: bool,
     late_lost: bool,
 }
 
-/// What is under way between a client and the store.
+/// A message in flight between a client and the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Message {
     client: usize,
-    /// It is the request under way, or its answer: the client still listens.
+    /// True for the client's latest request and its reply: the client still expects it.
     current: bool,
     body: Body,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Body {
-    /// One of the client's claims: each time it wants the lock it makes a new one.
+    /// A claim. Each acquire of a client makes a new one.
     Claim {
         want: u8,
     },
@@ -91,36 +91,36 @@ enum Body {
     Released,
 }
 
-/// What can happen next.
+/// A step of the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Time goes on; the clocks of the clients in this set of bits are then a tick behind.
+    /// Time advances. The clocks of the clients in this bit set are then one tick behind.
     Tick(u8),
-    /// The message with this number arrives.
+    /// The message with this index arrives.
     Deliver(usize),
-    /// A client wants the lock.
+    /// A client begins to acquire the lock.
     Want(usize),
-    /// The user of a guard lets go.
+    /// The user of a guard releases.
     Release(usize),
-    /// A process stops.
+    /// A process is paused.
     Pause(usize),
-    /// A process goes on.
+    /// A process continues.
     Resume(usize),
 }
 
 impl SmallWorld {
     /// Two clients under all rules: small enough for every test run.
     pub const SMALL: Self = Self { clients: 2, ticks: 7, wants: 1, pauses: 1, rules: Rules::ALL };
-    /// For long runs: a hold can be renewed, lost and taken over.
+    /// World for long runs: large enough for a hold to be renewed, lost and taken over.
     pub const LARGE: Self = Self { ticks: 9, ..Self::SMALL };
 
-    /// Walks the whole space; the number of states, and the names of the properties that were found to fail or, where
-    /// they speak of what must be possible, to hold.
+    /// Explores the whole state space. Returns the number of states, the names of the `always` properties that fail,
+    /// and the names of the `sometimes` properties that hold.
     pub fn explore(self, threads: usize) -> (usize, Vec<&'static str>) {
         found(&self.checker().threads(threads).spawn_bfs().join())
     }
 
-    /// Walks until something fails.
+    /// Explores until a property fails.
     pub fn explore_until_failure(self, threads: usize) -> (usize, Vec<&'static str>) {
         let stop = HasDiscoveries::AnyFailures;
         found(&self.checker().threads(threads).finish_when(stop).spawn_bfs().join())
@@ -150,8 +150,8 @@ impl Model for SmallWorld {
 
     fn actions(&self, moment: &Moment, steps: &mut Vec<Step>) {
         if moment.now < START + self.ticks {
-            // The clock of a client that wants nothing does not matter; one that fell behind stays so, and one is
-            // enough, since it is the store's clock that decides on the others.
+            // Reduces the state space. The clock of an idle client does not matter. A clock that fell behind stays
+            // behind. One such clock is enough, since the store's clock decides about the other clients.
             let bits = |is: fn(&ModelClient) -> bool| {
                 let clients = moment.clients.iter().enumerate();
                 clients.fold(0, |bits, (index, client)| bits | u8::from(is(client)) << index)
@@ -172,7 +172,7 @@ impl Model for SmallWorld {
                 steps.push(Step::Resume(index));
                 continue;
             }
-            // The clients are alike: it is enough to look at histories in which they come in order.
+            // The clients are interchangeable: it is enough to explore histories in which they begin in order.
             let in_turn = index == 0 || moment.clients[index - 1].wants < self.wants;
             if client.is_idle() && client.wants > 0 && in_turn {
                 steps.push(Step::Want(index));
@@ -233,7 +233,7 @@ impl Model for SmallWorld {
     }
 }
 
-/// What a client did in a step, for the rest of the world to see.
+/// Effects of a client's step on the rest of the world.
 #[derive(Debug, Default)]
 struct StepEffects {
     sent: Vec<Body>,
@@ -265,14 +265,14 @@ impl Moment {
         }
     }
 
-    /// Tells a waiter that its turn came.
+    /// Sends a grant to a waiter.
     fn push(&mut self, (client, want): Claim, token: u64) {
         let current = self.clients[client].waits_for(want);
         self.messages.push(Message { client, current, body: Body::Granted { token } });
     }
 
-    /// Drops messages that can change nothing any more: answers that nobody listens to, and requests of the past about a
-    /// hold that is over.
+    /// Drops messages without a possible effect: replies that no client expects, and old requests about a hold that has
+    /// ended.
     fn drop_stale_messages(&mut self) {
         let Self { messages, clients, table, .. } = self;
         messages.retain(|message| match message.body {
@@ -285,8 +285,8 @@ impl Moment {
     }
 
     fn at_client(&mut self, world: &SmallWorld, message: Message) {
-        self.with_client(world, message.client, |client, lease, now, deeds| {
-            client.handle_reply(message.body, lease, now, deeds);
+        self.with_client(world, message.client, |client, lease, now, effects| {
+            client.handle_reply(message.body, lease, now, effects);
         });
     }
 
@@ -297,15 +297,15 @@ impl Moment {
         act: impl FnOnce(&mut ModelClient, Lease, Time, &mut StepEffects),
     ) {
         let now = self.local(index);
-        let mut deeds = StepEffects::default();
-        act(&mut self.clients[index], world.lease(), now, &mut deeds);
-        for body in deeds.sent {
+        let mut effects = StepEffects::default();
+        act(&mut self.clients[index], world.lease(), now, &mut effects);
+        for body in effects.sent {
             for earlier in self.messages.iter_mut().filter(|message| message.client == index) {
                 earlier.current = false;
             }
             self.messages.push(Message { client: index, current: true, body });
         }
-        if let Some(token) = deeds.handed_out {
+        if let Some(token) = effects.handed_out {
             let others = self.clients.iter().enumerate().filter(|(other, _)| *other != index);
             for (_, other) in others {
                 self.failures.late_lost |= other.has_guard() && !other.paused;

@@ -1,22 +1,22 @@
-//! What is simulated: which rules, which store, how many clients, and how badly the world treats them.
+//! Setup of a simulation: rules, store, clients, and faults.
 
 use std::time::Duration;
 
 use tenure_core::Rules;
 
-/// The store that the clients meet.
+/// Model of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StoreKind {
-    /// A lock server: a queue, leases on its own clock, grants pushed, restarts that keep the holds.
+    /// A lock server: a queue, leases on its own clock, pushed grants, restarts that keep the holds.
     ServerClock,
-    /// Holds live on connections: the server ends one that is silent for the ttl, or that broke.
+    /// Holds belong to connections: the server closes a connection that is idle for the ttl, or that broke.
     Session,
-    /// A compare-and-swap record: challengers watch its version. Each record bears a timestamp of the server that led when
-    /// it was written; the clocks of the servers differ.
+    /// A compare-and-swap record: contenders observe its version. Each record has a timestamp of the server that led
+    /// when it was written; the clocks of the servers differ.
     Observation,
-    /// A bucket: a compare-and-swap record whose age the store tells, by two clocks that may differ, and a bell beside it. A
-    /// release hands over to the waiter that rings. What is handed to a waiter that has just left lasts until its lease
-    /// ends: that is the one thing which is not held against it.
+    /// A bucket: a compare-and-swap record with an age by two clocks that may differ, and a bell. A release hands over
+    /// to the waiter that rings. A hold that is handed to a waiter that has just left lasts until its lease ends: this
+    /// does not count as a breach.
     Bucket,
 }
 
@@ -25,26 +25,26 @@ impl StoreKind {
     pub const ALL: [Self; 4] = [Self::ServerClock, Self::Session, Self::Observation, Self::Bucket];
 }
 
-/// One simulation, but for its seed.
+/// A simulation, except for its seed.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// The rules that the clients obey.
+    /// Rules of the clients.
     pub rules: Rules,
-    /// The store.
+    /// Model of the store.
     pub store: StoreKind,
-    /// How many clients at most, at least 2; the seed decides.
+    /// Maximum number of clients, at least 2; the seed decides.
     pub clients: u64,
-    /// How many keys at most; the seed decides.
+    /// Maximum number of keys; the seed decides.
     pub keys: u64,
-    /// The lease that everybody asks for.
+    /// Lease that all clients request.
     pub ttl: Duration,
-    /// Whether a connection keeps requests in order, as TCP does. A store that sends the requests of one claim over
-    /// several must see to their order itself: an abandon that arrives after a later sending of its claim takes away
-    /// what that sending was granted.
+    /// True if a connection keeps requests in order, as TCP does. A store driver that sends the requests of one claim
+    /// over several connections must ensure their order itself: an abandon that arrives after a repetition of its claim
+    /// would remove the grant of that repetition.
     pub ordered: bool,
-    /// How long faults happen, in ttls; then the world heals and everything must come to rest.
+    /// Duration of the faults, in ttls. Then all faults end, and everything must come to rest.
     pub length: f64,
-    /// How badly the world treats them.
+    /// Faults.
     pub faults: Faults,
 }
 
@@ -64,55 +64,55 @@ impl Setup {
     }
 }
 
-/// How badly the world treats clients. Chances are of 1, times in ttls, weights relative to each other.
+/// Probabilities and sizes of faults. Probabilities are from 0 to 1, times in ttls, weights relative to each other.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults {
-    /// The chance of each message to get lost.
+    /// Probability that a message is lost.
     pub lose: f64,
-    /// The longest delay of a usual message.
+    /// Longest normal delay of a message.
     pub delay: f64,
-    /// The chance of a message to be held up...
+    /// Probability of an exceptional delay.
     pub delay_spike: f64,
-    /// ...for up to this long.
+    /// Longest exceptional delay.
     pub max_delay_spike: f64,
-    /// The chance that a request hangs in a dead connection, whatever time limit it was given.
+    /// Probability that a request hangs in a dead connection beyond its time limit.
     pub hang: f64,
-    /// The chance that a request fails at once, unsent.
+    /// Probability that a request fails at once, before it is sent.
     pub refuse: f64,
-    /// The chance that a request overtakes one before it, where nothing keeps them in order.
+    /// Probability that a request overtakes an earlier one, if requests are not ordered.
     pub overtake: f64,
-    /// The largest error of a clock's rate, in millionths.
+    /// Largest error of a clock's rate, in parts per million.
     pub drift: u64,
-    /// The mean time between two misfortunes of a client.
+    /// Mean time between two faults of a client.
     pub mean_fault_interval: f64,
-    /// The longest pause, sleep or cut.
+    /// Longest pause, suspension or partition.
     pub max_fault_duration: f64,
-    /// Weight: the process stops while its clock runs on.
+    /// Weight: the process is stopped while its clock runs on.
     pub pause: u64,
-    /// Weight: the whole machine sleeps.
+    /// Weight: the whole machine is suspended.
     pub suspend: u64,
-    /// Weight: nothing gets through to the store or back.
+    /// Weight: no message passes between the client and the store.
     pub partition: u64,
-    /// Weight: the process dies and starts anew.
+    /// Weight: the process is killed and restarted.
     pub crash: u64,
     /// Weight: a connection breaks.
     pub disconnect: u64,
     /// Weight: the clock changes its rate.
     pub slew: u64,
-    /// The mean time between two restarts of the store; where its records bear timestamps, between two changes of the
-    /// server that leads.
+    /// Mean time between two restarts of the store; for [`StoreKind::Observation`], between two changes of the leading
+    /// server.
     pub restart: f64,
-    /// The largest difference of the clocks of two servers.
+    /// Largest difference between the clocks of two servers.
     pub max_server_skew: Duration,
-    /// The chance that a bucket answers a read with what was there before the last change. Whoever is shown that cannot
-    /// know what it holds; two holders there must never be all the same.
+    /// Probability that a bucket answers a read with the state before the last change. A client that gets such an
+    /// answer cannot know what it holds; two holders remain a breach.
     pub stale_read: f64,
-    /// The largest difference between the two clocks of a bucket: one stamps records, the other dates answers.
+    /// Largest difference between the two clocks of a bucket: one stamps records, the other dates replies.
     pub max_date_skew: f64,
 }
 
 impl Faults {
-    /// A little of everything.
+    /// A moderate mix of all faults.
     pub const MIXED: Self = Self {
         lose: 0.02,
         delay: 0.03,

@@ -8,26 +8,26 @@ use std::time::Duration;
 
 use crate::{Setup, Stats, StoreKind, Violation, simulate};
 
-/// What a long run came to.
+/// Results of a long run.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
-    /// Runs that were made; each seed is run on every store.
+    /// Number of runs; each seed is run on every store.
     pub runs: u64,
-    /// What happened in them.
+    /// Event counts of all runs.
     pub stats: Stats,
-    /// The violations that were found; the first one on each thread ends that thread's work.
+    /// Violations found. A thread stops at its first one.
     pub violations: Vec<(StoreKind, Violation)>,
 }
 
-/// The leases that seeds take in turn: one whose margin is more than a sixth, one whose grace is cut, one that is
-/// longer than a wait.
+/// Leases that the seeds use in turn: one whose margin is more than a sixth, one whose grace is cut, one that is longer
+/// than a wait.
 const TTLS: [Duration; 3] =
     [Duration::from_millis(200), Duration::from_secs(3), Duration::from_secs(40)];
-/// How many seeds a thread takes at once.
+/// Number of seeds that a thread takes at once.
 const BATCH: u64 = 200;
 
-/// Simulates every seed on every store with all rules. `progress` is told how many seeds are done; it is called on the
-/// working threads, now and then.
+/// Simulates every seed on every store with all rules. `progress` is called from time to time, on the worker threads,
+/// with the number of seeds done.
 ///
 /// The first violation ends the run.
 pub fn soak(seeds: Range<u64>, threads: usize, progress: impl Fn(u64) + Sync) -> Summary {

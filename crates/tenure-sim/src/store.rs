@@ -1,4 +1,4 @@
-//! The store models: what real stores do, without their bugs.
+//! Store models: the behaviour of real stores, without their bugs.
 
 mod register;
 mod server;
@@ -24,7 +24,7 @@ pub(crate) enum Store {
     },
 }
 
-/// How finely a bucket tells its time: as coarsely as a ttl bears.
+/// Clock resolution of a bucket: the coarsest that the ttl allows.
 pub(crate) fn grain(ttl: Duration) -> ClockResolution {
     ClockResolution(ttl / 10)
 }
@@ -43,21 +43,21 @@ impl Store {
         Self::Register { ttl, register, replies: Vec::new(), granted: Vec::new() }
     }
 
-    /// Takes note of a request. `date` is what a bucket dates its answer with.
-    pub(crate) fn handle(&mut self, parcel: RequestMessage, now: Time, date: Time) {
+    /// Handles a request. `date` is the time with which a bucket dates its reply.
+    pub(crate) fn handle(&mut self, message: RequestMessage, now: Time, date: Time) {
         match self {
-            Self::Server(server) => server.handle(parcel, now),
-            Self::Register { register, replies: letters, granted, .. } => {
-                let RequestMessage { connection: link, number, key, request, .. } = parcel;
+            Self::Server(server) => server.handle(message, now),
+            Self::Register { register, replies, granted, .. } => {
+                let RequestMessage { connection, number, key, request, .. } = message;
                 let before = register.record(key);
-                let (reply, changed) = register.handle(key, request, parcel.stale, (now, date));
-                letters.push(ReplyMessage { connection: link, number, reply });
+                let (reply, changed) = register.handle(key, request, message.stale, (now, date));
+                replies.push(ReplyMessage { connection, number, reply });
                 if let Request::Write { record, .. } = request
                     && changed
                     && record.claim != before.claim
                     && record.claim != 0
                 {
-                    granted.push(ClaimRef { claim: record.claim, connection: link });
+                    granted.push(ClaimRef { claim: record.claim, connection });
                 }
             }
         }
@@ -79,11 +79,11 @@ impl Store {
     pub(crate) fn poll_reply(&mut self) -> Option<ReplyMessage> {
         match self {
             Self::Server(server) => server.poll_reply(),
-            Self::Register { replies: letters, .. } => letters.pop(),
+            Self::Register { replies, .. } => replies.pop(),
         }
     }
 
-    /// Who was granted something since the last question.
+    /// Next grant since the last call.
     pub(crate) fn poll_granted(&mut self) -> Option<ClaimRef> {
         match self {
             Self::Server(server) => server.poll_granted(),
@@ -91,9 +91,9 @@ impl Store {
         }
     }
 
-    pub(crate) fn disconnect(&mut self, link: usize, now: Time) {
+    pub(crate) fn disconnect(&mut self, connection: usize, now: Time) {
         if let Self::Server(server) = self {
-            server.disconnect(link, now);
+            server.disconnect(connection, now);
         }
     }
 
@@ -103,14 +103,14 @@ impl Store {
         }
     }
 
-    /// A server leads now whose clock is this far ahead.
+    /// Changes the leading server to one whose clock is `ahead`.
     pub(crate) fn set_leader_skew(&mut self, ahead: Duration) {
         if let Self::Register { register, .. } = self {
             register.set_leader_skew(ahead);
         }
     }
 
-    /// Whether a claim holds a key, or may be granted one without asking again, over a connection that `lives`.
+    /// True if a claim holds the key, or may be granted it without a further request, over a connection that `lives`.
     pub(crate) fn may_hold(
         &self,
         claim: u64,
@@ -119,7 +119,9 @@ impl Store {
         now: Time,
     ) -> bool {
         match self {
-            Self::Server(server) => server.claim_refs(claim).any(|party| lives(party.connection)),
+            Self::Server(server) => {
+                server.claim_refs(claim).any(|claim_ref| lives(claim_ref.connection))
+            }
             Self::Register { ttl, register, .. } => register.is_held_by(claim, key, *ttl, now),
         }
     }

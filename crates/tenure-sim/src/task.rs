@@ -1,4 +1,4 @@
-//! One machine of a client, with the request that it has under way.
+//! A state machine of a client, with its operation in flight.
 
 use tenure_core::Time;
 use tenure_core::acquire::{self, Acquire};
@@ -8,16 +8,16 @@ use crate::in_flight::{ClaimState, InFlight, Operation, Outcome};
 
 #[derive(Debug)]
 pub(crate) struct Task {
-    /// Also the id of its claim: one acquire, one claim.
+    /// Id of the task and of its claim: each acquire makes one claim.
     pub(crate) id: u64,
     pub(crate) key: usize,
     pub(crate) machine: Machine,
     pub(crate) claim_state: ClaimState,
     pub(crate) in_flight: Option<InFlight>,
-    /// The connection it speaks over.
+    /// Connection of the task.
     pub(crate) connection: usize,
     pub(crate) messages: u32,
-    /// When its user goes away or lets go.
+    /// Time at which its user cancels or releases.
     pub(crate) end_use_at: Time,
     pub(crate) answered: bool,
     pub(crate) done: bool,
@@ -29,11 +29,11 @@ pub(crate) enum Machine {
     Keeper(Keeper),
 }
 
-/// What a machine wants done, whichever it is.
+/// Command of either state machine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Command {
     Send(Operation, std::time::Duration),
-    /// Nothing to ask; a wait under way ends.
+    /// No request; a wait in flight ends.
     Watch,
     Answer(acquire::Answer),
     Lost,
@@ -47,8 +47,9 @@ impl Task {
             Machine::Acquire(acquire) => acquire.poll_timeout(),
             Machine::Keeper(keeper) => keeper.poll_timeout(),
         };
-        let limit =
-            self.in_flight.map_or(Time::MAX, |errand| errand.limit_at.min(errand.next_read_at));
+        let limit = self
+            .in_flight
+            .map_or(Time::MAX, |in_flight| in_flight.limit_at.min(in_flight.next_read_at));
         machine.unwrap_or(Time::MAX).min(limit).min(self.end_use_at)
     }
 
@@ -66,9 +67,9 @@ impl Task {
         }
     }
 
-    /// Tells the machine what became of the errand it had under way, which is over by this.
+    /// Ends the operation in flight and reports its outcome to the state machine.
     pub(crate) fn complete(&mut self, outcome: Outcome, now: Time) {
-        let what = self.in_flight.take().map(|errand| errand.operation);
+        let operation = self.in_flight.take().map(|in_flight| in_flight.operation);
         match &mut self.machine {
             Machine::Acquire(acquire) => {
                 if let Some(input) = to_acquire(outcome) {
@@ -79,7 +80,7 @@ impl Task {
                 if let Outcome::Broken = outcome {
                     keeper.handle(keeper::KeeperInput::Broken(keeper::Loss::Disconnected), now);
                 }
-                if let Some(input) = to_keeper(outcome, what) {
+                if let Some(input) = to_keeper(outcome, operation) {
                     keeper.handle(input, now);
                 }
             }
@@ -118,7 +119,7 @@ fn of_keeper(command: keeper::KeeperCommand) -> Command {
 fn to_acquire(outcome: Outcome) -> Option<acquire::AcquireInput> {
     use acquire::{AcquireInput, RequestFailure};
     Some(match outcome {
-        Outcome::Granted(counts) => AcquireInput::Granted(counts),
+        Outcome::Granted(lease_start) => AcquireInput::Granted(lease_start),
         Outcome::Queued => AcquireInput::Queued,
         Outcome::Contended => AcquireInput::Contended { retry_after: None },
         Outcome::StillQueued => AcquireInput::StillQueued,
@@ -132,19 +133,17 @@ fn to_acquire(outcome: Outcome) -> Option<acquire::AcquireInput> {
     })
 }
 
-fn to_keeper(outcome: Outcome, what: Option<Operation>) -> Option<keeper::KeeperInput> {
+fn to_keeper(outcome: Outcome, operation: Option<Operation>) -> Option<keeper::KeeperInput> {
     use keeper::KeeperInput;
     Some(match outcome {
-        Outcome::Renewed { handoff_requested: waiter } if what == Some(Operation::CheckHandoff) => {
-            KeeperInput::HandoffChecked { handoff_requested: waiter }
+        Outcome::Renewed { handoff_requested } if operation == Some(Operation::CheckHandoff) => {
+            KeeperInput::HandoffChecked { handoff_requested }
         }
-        Outcome::Renewed { handoff_requested: waiter } => {
-            KeeperInput::Renewed { handoff_requested: waiter }
-        }
+        Outcome::Renewed { handoff_requested } => KeeperInput::Renewed { handoff_requested },
         Outcome::HandoffChecked => KeeperInput::HandoffChecked { handoff_requested: false },
         Outcome::Refused => KeeperInput::Refused,
         Outcome::Released => KeeperInput::Released,
-        Outcome::Failed(_) | Outcome::Broken => match what? {
+        Outcome::Failed(_) | Outcome::Broken => match operation? {
             Operation::Renew => KeeperInput::RenewFailed,
             Operation::CheckHandoff => KeeperInput::HandoffCheckFailed,
             _ => KeeperInput::ReleaseFailed,

@@ -1,4 +1,4 @@
-//! The world: one real time, the network, the store, the clients, and the order in which things happen.
+//! The simulated world: real time, network, store, clients, and the event queue.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -16,11 +16,12 @@ use crate::setup::{Setup, StoreKind};
 use crate::store::Store;
 use crate::{Stats, Violation};
 
-/// How many events of a run that went wrong are shown.
+/// Number of events shown of a run with a breach.
 const MAX_TRACE_LINES: usize = 60;
-/// Far more than any run takes: a machine that asks for a time and does nothing then is found out.
+/// Maximum number of events, far more than any run needs. Detects a state machine that keeps requesting the same
+/// timeout.
 const MAX_EVENTS: u64 = 1_000_000;
-/// What the store's clocks begin with: more than any difference between two of them.
+/// Origin of the store's clocks, larger than any difference between them.
 const STORE_CLOCK_ORIGIN: u64 = 3_600_000_000_000;
 
 #[derive(Debug)]
@@ -33,14 +34,14 @@ pub(crate) struct World {
     pub(crate) keys: usize,
     pub(crate) store: Store,
     pub(crate) store_clock: Clock,
-    /// The clock that dates the answers of a bucket: that of a proxy before it.
+    /// Clock that dates the replies of a bucket, as that of a proxy in front of it.
     date_clock: Clock,
     pub(crate) store_down: bool,
     store_wake: Option<u64>,
     pub(crate) connections: Vec<Connection>,
     pub(crate) checker: ContractChecker,
     pub(crate) stats: Stats,
-    /// The faults are over.
+    /// True once the faults have ended.
     pub(crate) healed: bool,
     pub(crate) next_task: u64,
     breach: Option<(Breach, String)>,
@@ -49,14 +50,14 @@ pub(crate) struct World {
     trace: Option<VecDeque<String>>,
 }
 
-/// A connection between one task and the store. What is sent over it arrives in order, or not at all.
+/// A connection between one task and the store. Messages arrive in order, or not at all.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) client: usize,
     pub(crate) task: u64,
-    /// The client knows that it is gone.
+    /// True if the client knows that the connection is broken.
     pub(crate) broken: bool,
-    /// Nothing gets through any more, and nobody knows.
+    /// True if no message passes any longer, and neither side knows.
     pub(crate) silent: bool,
     last_request_at: u64,
     last_reply_at: u64,
@@ -68,20 +69,20 @@ pub(crate) enum Event {
     StoreWake,
     ToStore(RequestMessage),
     ToClient(ReplyMessage),
-    /// Something bad happens to a client.
+    /// A client suffers a fault.
     Fault(usize),
     Resume(usize),
     PartitionEnd(usize),
     ClientRestart(usize),
-    /// The store learns that a connection is gone.
+    /// The store learns that a connection is closed.
     Disconnect(usize),
     StoreSlew,
     StoreDown,
     StoreUp,
-    /// Another server leads, whose clock differs.
+    /// Another server, with another clock, becomes the leading one.
     LeaderChange,
     Heal,
-    /// Everything must have ended by now; somebody new comes for each key.
+    /// Everything must have ended by now; a new client acquires each key.
     Probe,
     Finish,
 }
@@ -113,7 +114,7 @@ impl Ord for ScheduledEvent {
     }
 }
 
-/// Notes an event for the trace; costs nothing where none is kept.
+/// Adds an event to the trace; costs nothing if there is no trace.
 macro_rules! note {
     ($world:expr, $($text:tt)*) => {
         if $world.is_traced() {
@@ -181,7 +182,7 @@ impl World {
             let over = matches!(due.event, Event::Finish);
             self.dispatch(due.event);
             if self.stats.events > MAX_EVENTS {
-                self.fail(Breach::NoEnd, || "the same instant is gone through for ever".into());
+                self.fail(Breach::NoEnd, || "the number of events exceeds the limit".into());
             }
             if let Some((breach, detail)) = self.breach.take() {
                 let trace = self.trace.take().unwrap_or_default().into();
@@ -199,15 +200,15 @@ impl World {
         match event {
             Event::Wake(client) => self.alarm(client),
             Event::StoreWake => self.wake_store(),
-            Event::ToStore(parcel) => self.arrive(parcel),
-            Event::ToClient(letter) => self.deliver(letter),
+            Event::ToStore(message) => self.arrive(message),
+            Event::ToClient(message) => self.deliver(message),
             Event::Fault(client) => self.inject_fault(client),
             Event::Resume(client) => self.resume(client),
             Event::PartitionEnd(client) => self.end_partition(client),
             Event::ClientRestart(client) => self.restart_client(client),
-            Event::Disconnect(link) => {
-                note!(self, "store: learns that connection {link} is gone");
-                self.store.disconnect(link, self.store_clock.read(self.now));
+            Event::Disconnect(connection) => {
+                note!(self, "store: learns that connection {connection} is gone");
+                self.store.disconnect(connection, self.store_clock.read(self.now));
                 self.after_store();
             }
             Event::StoreSlew => self.slew_store(),
@@ -257,12 +258,12 @@ impl World {
         }
     }
 
-    /// A span given in ttls, in nanoseconds.
+    /// Converts a duration in ttls to nanoseconds.
     pub(crate) fn ttls(&self, share: f64) -> u64 {
         u64::try_from(self.setup.ttl.mul_f64(share).as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// A random span of up to so many ttls.
+    /// Random duration of up to `share` ttls, in nanoseconds.
     pub(crate) fn random_span(&mut self, share: f64) -> u64 {
         let bound = self.ttls(share);
         1 + self.random.below(bound)
@@ -293,13 +294,13 @@ impl World {
         self.connections.len() - 1
     }
 
-    pub(crate) fn send(&mut self, parcel: RequestMessage) {
-        let lost = self.loses(parcel.connection);
-        let RequestMessage { connection: link, number, key, request, .. } = parcel;
+    pub(crate) fn send(&mut self, message: RequestMessage) {
+        let lost = self.loses(message.connection);
+        let RequestMessage { connection, number, key, request, .. } = message;
         note!(
             self,
-            "{}: sends {request:?} for key {key} (#{number} on connection {link}){}",
-            self.name(link),
+            "{}: sends {request:?} for key {key} (#{number} on connection {connection}){}",
+            self.name(connection),
             if lost { ", which gets lost" } else { "" }
         );
         if lost {
@@ -309,40 +310,40 @@ impl World {
         let by_record = matches!(self.setup.store, StoreKind::Observation | StoreKind::Bucket);
         let free = !self.setup.ordered || by_record;
         if !(free && self.random.chance(self.setup.faults.overtake)) {
-            at = at.max(self.connections[link].last_request_at);
-            self.connections[link].last_request_at = at;
+            at = at.max(self.connections[connection].last_request_at);
+            self.connections[connection].last_request_at = at;
         }
-        self.schedule(at, Event::ToStore(parcel));
+        self.schedule(at, Event::ToStore(message));
     }
 
-    fn arrive(&mut self, mut parcel: RequestMessage) {
-        if self.store_down || self.connections[parcel.connection].silent {
+    fn arrive(&mut self, mut message: RequestMessage) {
+        if self.store_down || self.connections[message.connection].silent {
             return;
         }
-        note!(self, "store: gets #{} on connection {}", parcel.number, parcel.connection);
-        let late = self.local(self.connections[parcel.connection].client) > parcel.deadline;
-        if let Request::Write { record, .. } = parcel.request {
-            let writer = self.connections[parcel.connection].task;
+        note!(self, "store: gets #{} on connection {}", message.number, message.connection);
+        let late = self.local(self.connections[message.connection].client) > message.deadline;
+        if let Request::Write { record, .. } = message.request {
+            let writer = self.connections[message.connection].task;
             let left = record.claim != writer && !self.waits(record.claim);
             if late || left {
-                // No answer can foresee a request that lands after its limit, where nothing keeps requests in order, nor
-                // what an owner gives to who has just gone.
+                // Not a breach. An acquire's answer cannot take into account a request that arrives after its time
+                // limit, if requests are not ordered; nor a hold that its owner hands to a waiter that has just left.
                 self.checker.excuse(record.claim);
             }
         }
         if self.setup.store == StoreKind::Bucket {
-            parcel.stale = !self.healed && self.random.chance(self.setup.faults.stale_read);
-            if parcel.stale {
-                self.checker.excuse(self.connections[parcel.connection].task);
+            message.stale = !self.healed && self.random.chance(self.setup.faults.stale_read);
+            if message.stale {
+                self.checker.excuse(self.connections[message.connection].task);
             }
         }
         let date = self.date_clock.read(self.now);
-        self.store.handle(parcel, self.store_clock.read(self.now), date);
+        self.store.handle(message, self.store_clock.read(self.now), date);
         self.after_store();
     }
 
     fn wake_store(&mut self) {
-        // An alarm that was moved leaves its first event behind.
+        // The event of an alarm that was moved stays in the queue and is ignored.
         if self.store_wake == Some(self.now) {
             self.store_wake = None;
             self.store.handle_timeout(self.store_clock.read(self.now));
@@ -350,25 +351,26 @@ impl World {
         }
     }
 
-    /// Sends what the store has to say, checks what it granted, and sets its timer.
+    /// Sends the store's replies, checks its grants, and sets its timer.
     pub(crate) fn after_store(&mut self) {
-        while let Some(party) = self.store.poll_granted() {
+        while let Some(claim_ref) = self.store.poll_granted() {
             note!(
                 self,
                 "store: claim {} is granted on connection {}",
-                party.claim,
-                party.connection
+                claim_ref.claim,
+                claim_ref.connection
             );
             self.stats.grants += 1;
-            if self.checker.must_not_hold(party.claim) && !self.connections[party.connection].broken
+            if self.checker.must_not_hold(claim_ref.claim)
+                && !self.connections[claim_ref.connection].broken
             {
                 self.fail(Breach::HeldAfterNo, || {
-                    format!("claim {} was granted late", party.claim)
+                    format!("claim {} was granted late", claim_ref.claim)
                 });
             }
         }
-        while let Some(letter) = self.store.poll_reply() {
-            self.send_back(letter);
+        while let Some(message) = self.store.poll_reply() {
+            self.send_back(message);
         }
         let due = self.store.poll_timeout().and_then(|at| self.store_clock.when(at, self.now));
         if let Some(at) = due.filter(|_| !self.store_down)
@@ -379,21 +381,21 @@ impl World {
         }
     }
 
-    fn send_back(&mut self, letter: ReplyMessage) {
-        let lost = self.loses(letter.connection);
-        let ReplyMessage { connection: link, number, reply } = letter;
+    fn send_back(&mut self, message: ReplyMessage) {
+        let lost = self.loses(message.connection);
+        let ReplyMessage { connection, number, reply } = message;
         let fate = if lost { ", which gets lost" } else { "" };
-        note!(self, "store: answers {reply:?} to #{number} on connection {link}{fate}");
+        note!(self, "store: answers {reply:?} to #{number} on connection {connection}{fate}");
         if !lost {
-            let at = (self.now + self.delay()).max(self.connections[link].last_reply_at);
-            self.connections[link].last_reply_at = at;
-            self.schedule(at, Event::ToClient(letter));
+            let at = (self.now + self.delay()).max(self.connections[connection].last_reply_at);
+            self.connections[connection].last_reply_at = at;
+            self.schedule(at, Event::ToClient(message));
         }
     }
 
-    fn loses(&mut self, link: usize) -> bool {
+    fn loses(&mut self, connection: usize) -> bool {
         let chance = if self.healed { 0.0 } else { self.setup.faults.lose };
-        let Connection { client, broken, silent, .. } = self.connections[link];
+        let Connection { client, broken, silent, .. } = self.connections[connection];
         let dropped = self.random.chance(chance);
         broken || silent || dropped || self.clients[client].partitioned || self.store_down
     }
@@ -407,9 +409,9 @@ impl World {
         }
     }
 
-    /// How a client is called in the trace.
-    pub(crate) fn name(&self, link: usize) -> String {
-        let Connection { client, task, .. } = self.connections[link];
+    /// Name of a client in the trace.
+    pub(crate) fn name(&self, connection: usize) -> String {
+        let Connection { client, task, .. } = self.connections[connection];
         format!("client {client} task {task} at {:?}", self.local(client))
     }
 
@@ -417,29 +419,29 @@ impl World {
         ppm(&mut self.random, self.setup.faults.drift)
     }
 
-    /// Whether somebody waits for what a claim may be given.
+    /// True if a task waits for a grant of this claim.
     fn waits(&self, claim: u64) -> bool {
         let mut tasks = self.clients.iter().flat_map(|client| &client.tasks);
         tasks.any(|task| {
-            let what = task.in_flight.map(|errand| errand.operation);
+            let operation = task.in_flight.map(|in_flight| in_flight.operation);
             task.id == claim
-                && matches!(what, Some(Operation::Wait | Operation::Claim { queue: true }))
+                && matches!(operation, Some(Operation::Wait | Operation::Claim { queue: true }))
         })
     }
 }
 
-/// How far the clock that dates a bucket's answers is ahead: not at all, a little, or up to `most` either way.
-fn skew(random: &mut Random, most: Duration) -> i64 {
-    let most = match random.below(3) {
+/// Random difference between the two clocks of a bucket: none, small, or up to `max` in either direction.
+fn skew(random: &mut Random, max: Duration) -> i64 {
+    let max = match random.below(3) {
         0 => return 0,
-        1 => most / 16,
-        _ => most,
+        1 => max / 16,
+        _ => max,
     };
-    let most = i64::try_from(most.as_nanos()).unwrap_or(i64::MAX / 4);
-    i64::try_from(random.below(most.unsigned_abs() * 2 + 1)).unwrap_or(0) - most
+    let max = i64::try_from(max.as_nanos()).unwrap_or(i64::MAX / 4);
+    i64::try_from(random.below(max.unsigned_abs() * 2 + 1)).unwrap_or(0) - max
 }
 
-/// An error of rate. The extremes come often: they are where margins are tested.
+/// Random error of a clock's rate. The extremes are frequent: they test the margins.
 fn ppm(random: &mut Random, drift: u64) -> i64 {
     let drift = i64::try_from(drift).unwrap_or(0);
     match random.below(4) {

@@ -21,7 +21,7 @@ pub struct Counters {
     pub connections: u64,
     /// Connections rejected.
     pub connections_rejected: u64,
-    /// Claims without a wait that found the key held.
+    /// Claims that did not wait and found the key held.
     pub contended: u64,
     /// Waits that timed out.
     pub timeouts: u64,
@@ -29,7 +29,7 @@ pub struct Counters {
     pub refused: u64,
     /// Renewals refused because the token had no hold.
     pub renewals_refused: u64,
-    /// Wrong secrets.
+    /// Authentication failures.
     pub auth_failures: u64,
 }
 
@@ -268,7 +268,8 @@ impl Engine {
         self.history.write()
     }
 
-    /// Adds an event to a key's history. Its text is `by`, or the identity of the connection `owner` if `by` is empty.
+    /// Adds an event to a key's history. The event's text is `by`, or the identity of the connection `owner` if `by` is
+    /// empty.
     pub(super) fn record_history(
         &mut self,
         key: (KeySpace, &[u8]),

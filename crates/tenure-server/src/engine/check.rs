@@ -6,7 +6,7 @@ use super::Engine;
 use super::connection::ConnectionState;
 
 impl Engine {
-    /// Panics if an invariant of the engine is violated. They apply between any two calls of the driver. Slow.
+    /// Panics if one of the engine's invariants is violated. They apply between any two calls of the driver. Slow.
     #[doc(hidden)]
     pub fn check(&self) {
         self.table.check();

@@ -608,7 +608,7 @@ impl Engine {
     }
 
     /// First of these that is known: the identity sent with the claim, the one sent with `hello`, the client's address.
-    /// Empty if none is.
+    /// Empty if none is known.
     fn identity(&self, claim: Option<&Claim>, owner: Option<Owner>) -> String {
         if let Some(claim) = claim.filter(|claim| !claim.by.is_empty()) {
             return lossy_text(&claim.by);

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use tenure_core::Time;
 use tenure_core::table::{Ending, KeySpace};
 
-/// Maximum number of keys per generation. The most recently used keys, at least this number, keep their events; at most
-/// twice as many keys do.
+/// Maximum number of keys per generation. With two generations, the history keeps the events of at least this number of
+/// most recently used keys, and of at most twice as many.
 const KEYS_PER_GENERATION: usize = 2_048;
 /// Maximum length of an event's text, in characters.
 const MAX_TEXT_CHARS: usize = 400;

@@ -1,4 +1,4 @@
-//! The client's side of a bucket. What to write is the core's word; here is only which messages that takes.
+//! Client side of a bucket. The core decides what to write; this module only turns decisions into messages.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use crate::message::{BucketRead, Record, Request};
 use crate::store::grain;
 
 impl ClaimState {
-    pub(super) fn begin_at_bucket(&self, what: Operation, wall: i64) -> Request {
-        match what {
+    pub(super) fn begin_at_bucket(&self, operation: Operation, wall: i64) -> Request {
+        match operation {
             Operation::Renew => self.renew_request(wall),
             Operation::Abandon => Request::Silence { claim: self.claim },
             Operation::Claim { .. }
@@ -25,28 +25,30 @@ impl ClaimState {
 
     pub(super) fn handle_bucket_reply(
         &mut self,
-        errand: &InFlight,
-        seen: BucketRead,
+        in_flight: &InFlight,
+        read: BucketRead,
         now: Time,
         wall: i64,
     ) -> ReplyEffect {
-        let sight = object_read(seen);
-        let ours = sight.owned_by(&self.name());
+        let object = object_read(read);
+        let ours = object.owned_by(&self.name());
         if ours {
-            (self.version, self.token) = (seen.version, seen.record.fence);
+            (self.version, self.token) = (read.version, read.record.fence);
         }
-        match errand.operation {
-            Operation::Claim { queue } => self.claim_at_bucket(errand, seen, &sight, queue, now),
-            Operation::Wait => self.wait_at_bucket(errand, seen, &sight, now),
+        match in_flight.operation {
+            Operation::Claim { queue } => {
+                self.claim_at_bucket(in_flight, read, &object, queue, now)
+            }
+            Operation::Wait => self.wait_at_bucket(in_flight, read, &object, now),
             Operation::CheckHandoff => {
-                let waiter = ![0, self.claim].contains(&seen.bell);
-                ReplyEffect::Done(Outcome::Renewed { handoff_requested: waiter })
+                let handoff_requested = ![0, self.claim].contains(&read.bell);
+                ReplyEffect::Done(Outcome::Renewed { handoff_requested })
             }
             Operation::Renew if ours => ReplyEffect::Send(self.renew_request(wall)),
             Operation::Release | Operation::Abandon if ours => {
-                ReplyEffect::Send(self.release_bucket_request(seen, &sight))
+                ReplyEffect::Send(self.release_bucket_request(read, &object))
             }
-            // What was written before the wait was cut short may land yet.
+            // A write before the wait was interrupted may still take effect.
             Operation::Abandon if std::mem::take(&mut self.unsettled) => {
                 ReplyEffect::Done(Outcome::Failed(RequestFailure::Unknown))
             }
@@ -57,24 +59,24 @@ impl ClaimState {
 
     fn claim_at_bucket(
         &mut self,
-        errand: &InFlight,
-        seen: BucketRead,
-        sight: &object::ObjectRead<()>,
+        in_flight: &InFlight,
+        read: BucketRead,
+        object: &object::ObjectRead<()>,
         queue: bool,
         now: Time,
     ) -> ReplyEffect {
-        // Nothing was written in this wait before its bell is rung below.
-        let first = self.observation.first_seen(seen.version, errand.sent, now);
-        let watch = TakeoverEvidence { rules: self.rules, ..TakeoverEvidence::new(first, now) };
-        match self.decide(sight, &watch) {
+        // This wait has written nothing yet; its bell is rung below.
+        let first = self.observation.first_seen(read.version, in_flight.sent, now);
+        let evidence = TakeoverEvidence { rules: self.rules, ..TakeoverEvidence::new(first, now) };
+        match self.decide(object, &evidence) {
             ObjectDecision::AlreadyGranted => {
                 ReplyEffect::Done(Outcome::Granted(LeaseStart::FromConfirm))
             }
-            ObjectDecision::Write(record) => self.take(seen, &record),
+            ObjectDecision::Write(record) => self.take(read, &record),
             ObjectDecision::Held | ObjectDecision::WaiterAhead => {
-                self.reads = WaiterReads::new(sight, errand.sent, self.rules);
-                self.note_ring(errand, seen, now);
-                if seen.bell == self.claim || queue && seen.bell != 0 {
+                self.reads = WaiterReads::new(object, in_flight.sent, self.rules);
+                self.note_ring(in_flight, read, now);
+                if read.bell == self.claim || queue && read.bell != 0 {
                     ReplyEffect::Done(Outcome::Queued)
                 } else if queue {
                     self.ring(now)
@@ -87,53 +89,54 @@ impl ClaimState {
 
     fn wait_at_bucket(
         &mut self,
-        errand: &InFlight,
-        seen: BucketRead,
-        sight: &object::ObjectRead<()>,
+        in_flight: &InFlight,
+        read: BucketRead,
+        object: &object::ObjectRead<()>,
         now: Time,
     ) -> ReplyEffect {
         self.unsettled = false;
-        self.note_ring(errand, seen, now);
-        let first = self.observation.first_seen(seen.version, errand.sent, now);
-        let watch = self.reads.evidence(first, now);
-        match self.decide(sight, &watch) {
+        self.note_ring(in_flight, read, now);
+        let first = self.observation.first_seen(read.version, in_flight.sent, now);
+        let evidence = self.reads.evidence(first, now);
+        match self.decide(object, &evidence) {
             ObjectDecision::AlreadyGranted => {
-                let counts = self.reads.lease_start(sight, self.ttl, errand.sent, grain(self.ttl));
-                ReplyEffect::Done(Outcome::Granted(counts))
+                let lease_start =
+                    self.reads.lease_start(object, self.ttl, in_flight.sent, grain(self.ttl));
+                ReplyEffect::Done(Outcome::Granted(lease_start))
             }
             ObjectDecision::Write(record) => {
-                self.reads.note_ungranted(sight, errand.sent);
-                (self.read_sent, self.unsettled) = (errand.sent, true);
-                self.take(seen, &record)
+                self.reads.note_ungranted(object, in_flight.sent);
+                (self.read_sent, self.unsettled) = (in_flight.sent, true);
+                self.take(read, &record)
             }
             ObjectDecision::Held | ObjectDecision::WaiterAhead => {
-                self.reads.note_ungranted(sight, errand.sent);
-                let due = seen.bell == self.claim && now.since(self.rung) >= self.ttl / 3;
-                if seen.bell == 0 || due { self.ring(now) } else { ReplyEffect::Pause }
+                self.reads.note_ungranted(object, in_flight.sent);
+                let due = read.bell == self.claim && now.since(self.rung) >= self.ttl / 3;
+                if read.bell == 0 || due { self.ring(now) } else { ReplyEffect::Pause }
             }
         }
     }
 
     fn decide(
         &self,
-        sight: &object::ObjectRead<()>,
-        watch: &TakeoverEvidence,
+        object: &object::ObjectRead<()>,
+        evidence: &TakeoverEvidence,
     ) -> ObjectDecision<()> {
-        sight.claim(&self.name(), self.ttl, || (), grain(self.ttl), watch)
+        object.claim(&self.name(), self.ttl, || (), grain(self.ttl), evidence)
     }
 
-    /// Notes how the store stamped a bell, if the answer is to a ring of ours.
-    fn note_ring(&mut self, errand: &InFlight, seen: BucketRead, now: Time) {
-        if let Some(modified) = seen.rung {
-            let (sent, date) = (errand.sent, seen.now);
+    /// Records the store's timestamp of the bell, if the reply is to a ring of this claim.
+    fn note_ring(&mut self, in_flight: &InFlight, read: BucketRead, now: Time) {
+        if let Some(modified) = read.rung {
+            let (sent, date) = (in_flight.sent, read.now);
             self.reads.record_write(WriteStamp { sent, replied: now, modified, date });
         }
     }
 
-    fn take(&mut self, seen: BucketRead, record: &object::LockObject<()>) -> ReplyEffect {
+    fn take(&mut self, read: BucketRead, record: &object::LockObject<()>) -> ReplyEffect {
         self.token = record.fence.unwrap_or_default();
         ReplyEffect::Send(Request::Write {
-            if_version: Some(seen.version),
+            if_version: Some(read.version),
             record: stored_record(record),
         })
     }
@@ -143,18 +146,17 @@ impl ClaimState {
         ReplyEffect::Send(Request::Ring { claim: self.claim })
     }
 
-    /// What gives our hold back, to who rings if somebody does.
-    fn release_bucket_request(&self, seen: BucketRead, sight: &object::ObjectRead<()>) -> Request {
-        let rings = ![0, self.claim].contains(&seen.bell);
+    /// Request that releases the hold, or hands it to the waiter that rings.
+    fn release_bucket_request(&self, read: BucketRead, object: &object::ObjectRead<()>) -> Request {
+        let rings = ![0, self.claim].contains(&read.bell);
         let lease = self.ttl.min(MAX_HANDOFF_LEASE);
-        let heir = rings.then(|| NextHolder { id: seen.bell.to_string(), lease });
-        let released = sight
-            .record
-            .as_ref()
-            .and_then(|record| record.release(&self.name(), self.token, heir.as_ref(), sight.now));
+        let next_holder = rings.then(|| NextHolder { id: read.bell.to_string(), lease });
+        let released = object.record.as_ref().and_then(|record| {
+            record.release(&self.name(), self.token, next_holder.as_ref(), object.now)
+        });
         match released {
             Some(next) => {
-                Request::Write { if_version: Some(seen.version), record: stored_record(&next) }
+                Request::Write { if_version: Some(read.version), record: stored_record(&next) }
             }
             None => Request::Read,
         }
@@ -165,12 +167,12 @@ impl ClaimState {
     }
 }
 
-fn object_read(seen: BucketRead) -> object::ObjectRead<()> {
-    let BucketRead { version, record, modified, now, .. } = seen;
+fn object_read(read: BucketRead) -> object::ObjectRead<()> {
+    let BucketRead { version, record, modified, now, .. } = read;
     let held = record.claim != 0;
     let record = (version > 0).then(|| object::LockObject {
         owner: record.claim.to_string(),
-        // Its own end says nothing where there is a lease, but for whether it was released.
+        // With a lease, the record's own expiry only shows that it was released.
         expires: if held { Duration::MAX } else { Duration::ZERO },
         waiter: None,
         fence: Some(record.fence),

@@ -6,19 +6,21 @@ use tenure_core::lease::Lease;
 
 use super::{Body, StepEffects};
 
+/// A client: its stage, its clock and its remaining acquires.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ModelClient {
     stage: ClientStage,
+    /// True if its clock is one tick behind the store's.
     pub(super) behind: bool,
     pub(super) paused: bool,
-    /// How often it will still want the lock.
+    /// Number of acquires left.
     pub(super) wants: u8,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum ClientStage {
     Idle,
-    /// Where the claim is repeated, what is granted may have begun with a sending of it that was not heard of.
+    /// If the claim was repeated, the lease of its grant may have begun with an earlier request without a reply.
     Claiming {
         sent: Time,
         repeated: bool,
@@ -32,11 +34,11 @@ enum ClientStage {
         keeper: Box<Keeper>,
         token: u64,
         guard: bool,
-        asked: Option<PendingRequest>,
+        pending: Option<PendingRequest>,
     },
 }
 
-/// A request of the keeper that is under way.
+/// A request of the keeper in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct PendingRequest {
     release: bool,
@@ -65,7 +67,7 @@ impl ModelClient {
         matches!(&self.stage, ClientStage::Keeping { keeper, .. } if keeper.lost().is_some())
     }
 
-    /// Its guard is over, and what is left of the hold is being given back.
+    /// True while the hold is being released, after the end of its guard.
     pub(super) fn is_releasing(&self) -> bool {
         matches!(self.stage, ClientStage::Keeping { guard: false, .. })
     }
@@ -77,40 +79,40 @@ impl ModelClient {
         }
     }
 
-    pub(super) fn want(&mut self, _: Lease, now: Time, deeds: &mut StepEffects) {
+    pub(super) fn want(&mut self, _: Lease, now: Time, effects: &mut StepEffects) {
         self.wants -= 1;
-        deeds.sent.push(Body::Claim { want: self.wants });
+        effects.sent.push(Body::Claim { want: self.wants });
         self.stage = ClientStage::Claiming { sent: now, repeated: false };
     }
 
-    pub(super) fn release(&mut self, _: Lease, now: Time, deeds: &mut StepEffects) {
+    pub(super) fn release(&mut self, _: Lease, now: Time, effects: &mut StepEffects) {
         if let ClientStage::Keeping { keeper, guard, .. } = &mut self.stage {
             *guard = false;
             keeper.handle(KeeperInput::Release, now);
         }
-        self.drive(now, deeds);
+        self.drive(now, effects);
     }
 
-    /// Does what is due. A tick is coarser than the time limits of requests, which so take two of them.
-    pub(super) fn on_time(&mut self, lease: Lease, now: Time, deeds: &mut StepEffects) {
+    /// Handles timeouts. A tick is coarser than the time limits of requests, so these take two ticks.
+    pub(super) fn on_time(&mut self, lease: Lease, now: Time, effects: &mut StepEffects) {
         match &mut self.stage {
-            // Once is enough to see what an unheard sending does.
+            // One repetition is enough to show the effect of a request without a reply.
             ClientStage::Claiming { sent, repeated: repeated @ false }
                 if now >= *sent + lease.request_limit() =>
             {
                 (*sent, *repeated) = (now, true);
-                deeds.sent.push(Body::Claim { want: self.wants });
+                effects.sent.push(Body::Claim { want: self.wants });
             }
-            ClientStage::Keeping { keeper, asked, .. } => {
+            ClientStage::Keeping { keeper, pending, .. } => {
                 keeper.handle_timeout(now);
                 if let Some(PendingRequest { release, .. }) =
-                    asked.take_if(|asked| now >= asked.limit_at)
+                    pending.take_if(|pending| now >= pending.limit_at)
                 {
                     let failed =
                         if release { KeeperInput::ReleaseFailed } else { KeeperInput::RenewFailed };
                     keeper.handle(failed, now);
                 }
-                self.drive(now, deeds);
+                self.drive(now, effects);
             }
             ClientStage::Idle
             | ClientStage::Claiming { .. }
@@ -124,30 +126,30 @@ impl ModelClient {
         body: Body,
         lease: Lease,
         now: Time,
-        deeds: &mut StepEffects,
+        effects: &mut StepEffects,
     ) {
         match (&mut self.stage, body) {
             (ClientStage::Claiming { sent, repeated: false }, Body::Granted { token }) => {
                 let sent = *sent;
-                self.acquired(lease, token, sent, now, deeds);
+                self.acquired(lease, token, sent, now, effects);
             }
             (ClientStage::Waiting, Body::Granted { token })
                 if !lease.rules().confirm_waited_grants =>
             {
-                self.acquired(lease, token, now, now, deeds);
+                self.acquired(lease, token, now, now, effects);
             }
             (ClientStage::Claiming { .. } | ClientStage::Waiting, Body::Granted { token }) => {
-                deeds.sent.push(Body::Renew { token });
+                effects.sent.push(Body::Renew { token });
                 self.stage = ClientStage::Confirming { sent: now, token };
             }
             (ClientStage::Claiming { .. }, Body::Queued) => self.stage = ClientStage::Waiting,
             (ClientStage::Confirming { sent, token }, Body::Renewed) => {
                 let (sent, token) = (*sent, *token);
-                self.acquired(lease, token, sent, now, deeds);
+                self.acquired(lease, token, sent, now, effects);
             }
             (ClientStage::Confirming { .. }, Body::Refused) => self.stage = ClientStage::Idle,
-            (ClientStage::Keeping { keeper, asked, .. }, body) => {
-                *asked = None;
+            (ClientStage::Keeping { keeper, pending, .. }, body) => {
+                *pending = None;
                 keeper.handle(
                     match body {
                         Body::Renewed => KeeperInput::Renewed { handoff_requested: false },
@@ -156,7 +158,7 @@ impl ModelClient {
                     },
                     now,
                 );
-                self.drive(now, deeds);
+                self.drive(now, effects);
             }
             _ => {}
         }
@@ -168,36 +170,37 @@ impl ModelClient {
         token: u64,
         sent: Time,
         now: Time,
-        deeds: &mut StepEffects,
+        effects: &mut StepEffects,
     ) {
         let deadline = lease.deadline(sent, now);
         if now >= deadline {
-            // Too late to be of use: left to its end, since a release adds nothing that is looked for here.
+            // Past its deadline. The hold is left to expire, since a release would add nothing to the checked
+            // properties.
             self.stage = ClientStage::Idle;
             return;
         }
         let granted = Granted { sent, deadline, handoff_requested: false };
         let keeper = Box::new(Keeper::new(lease, granted, None, now));
-        self.stage = ClientStage::Keeping { keeper, token, guard: true, asked: None };
-        deeds.handed_out = Some(token);
-        self.drive(now, deeds);
+        self.stage = ClientStage::Keeping { keeper, token, guard: true, pending: None };
+        effects.handed_out = Some(token);
+        self.drive(now, effects);
     }
 
-    fn drive(&mut self, now: Time, deeds: &mut StepEffects) {
+    fn drive(&mut self, now: Time, effects: &mut StepEffects) {
         loop {
-            let ClientStage::Keeping { keeper, token, guard, asked } = &mut self.stage else {
+            let ClientStage::Keeping { keeper, token, guard, pending } = &mut self.stage else {
                 return;
             };
             let token = *token;
             match keeper.poll_command() {
                 None => return,
                 Some(KeeperCommand::Renew { limit }) => {
-                    *asked = Some(PendingRequest { release: false, limit_at: now + limit });
-                    deeds.sent.push(Body::Renew { token });
+                    *pending = Some(PendingRequest { release: false, limit_at: now + limit });
+                    effects.sent.push(Body::Renew { token });
                 }
                 Some(KeeperCommand::Release { limit }) => {
-                    *asked = Some(PendingRequest { release: true, limit_at: now + limit });
-                    deeds.sent.push(Body::Release { token });
+                    *pending = Some(PendingRequest { release: true, limit_at: now + limit });
+                    effects.sent.push(Body::Release { token });
                 }
                 Some(KeeperCommand::Lost(_)) => {
                     *guard = false;

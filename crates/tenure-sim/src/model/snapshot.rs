@@ -1,4 +1,4 @@
-//! The one key of the table, as a value: what is needed to build the table again.
+//! Snapshot of the table's only key: a comparable value from which the table is rebuilt.
 
 use std::time::Duration;
 
@@ -15,11 +15,11 @@ type Table = LockTable<Hasher, SequentialMint>;
 const KEY: &[u8] = b"key";
 const TTL: Duration = Duration::from_secs(6 * TICK.as_secs());
 
-/// Who holds the key and who waits for it.
+/// Holder and waiters of the key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Snapshot {
     holder: Option<Held>,
-    /// The next one first.
+    /// Waiters, the next one first.
     queue: Vec<Claim>,
     last_number: u64,
 }
@@ -31,9 +31,9 @@ struct Held {
     ends: Time,
 }
 
-/// A client, and which of its claims.
+/// A client, and the number of its claim.
 pub(super) type Claim = (usize, u8);
-/// Whose turn came, and the token it got.
+/// A waiter that was granted the key, and its token.
 pub(super) type Promotion = (Claim, u64);
 
 impl Snapshot {
@@ -41,7 +41,7 @@ impl Snapshot {
         self.holder.is_some_and(|held| held.token == token)
     }
 
-    /// Ends what is over.
+    /// Ends a hold whose lease has expired.
     pub(super) fn expire(&mut self, now: Time) -> Option<Promotion> {
         if self.holder.is_none_or(|held| now < held.ends) {
             return None;
@@ -52,7 +52,7 @@ impl Snapshot {
         self.promoted(&mut table)
     }
 
-    /// The answer to a request, and whose turn came by it.
+    /// Handles a request: returns the reply, and the waiter that was granted the key by it.
     pub(super) fn handle(
         &mut self,
         client: usize,
@@ -80,11 +80,11 @@ impl Snapshot {
                 let passed = self.promoted(&mut table);
                 (Body::Released, passed)
             }
-            answer => unreachable!("{answer:?} is no request"),
+            reply => unreachable!("{reply:?} is not a request"),
         }
     }
 
-    /// The same claim is granted once, whichever sending of it arrives.
+    /// Grants or queues a claim. A repeated claim gets the same answer.
     fn claim(&mut self, claim: Claim, table: &mut Table, now: Time) -> Body {
         if let Some(held) = self.holder.filter(|held| held.claim == claim) {
             return Body::Granted { token: held.token };
@@ -122,7 +122,7 @@ impl Snapshot {
         None
     }
 
-    /// The table that this is the snapshot of.
+    /// Rebuilds the table.
     fn table(&self, now: Time) -> Table {
         let mut table = LockTable::new(
             TableConfig::default(),
@@ -131,14 +131,14 @@ impl Snapshot {
         );
         if let Some(Held { token, ends, .. }) = self.holder {
             let token = LockToken::new(token, 0);
-            // As of before its end, so that it is the table's own clock work that ends it.
+            // Restored at a time before its end, so that the table's own expiry ends it.
             let before = now.min(ends - TICK);
             table.restore(KEY, Mode::Exclusive, token, ends, before).expect("an empty table");
             for _ in &self.queue {
                 let owner = table.connect();
                 let want = TableClaim { owner, mode: Mode::Exclusive, lease: TTL, queue: true };
-                let asked = table.claim(KEY, want, before);
-                assert!(matches!(asked, ClaimAnswer::Queued(_)), "behind the holder: {asked:?}");
+                let answer = table.claim(KEY, want, before);
+                assert!(matches!(answer, ClaimAnswer::Queued(_)), "behind the holder: {answer:?}");
             }
         }
         table

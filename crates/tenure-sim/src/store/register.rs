@@ -1,6 +1,8 @@
-//! A store that can only compare and swap: one versioned record per key. A register stamps its records by the clock of the
-//! server that leads. A bucket has two clocks, one that stamps records and one that dates answers; it tells both coarsely,
-//! shows an old record now and then, and has a bell beside each record.
+//! Compare-and-swap store: one versioned record per key.
+//!
+//! A register stamps its records by the clock of the leading server. A bucket has two clocks of coarse resolution, one
+//! that stamps records and one that dates replies. It sometimes returns an old record, and has a bell beside each
+//! record.
 
 use std::time::Duration;
 
@@ -11,18 +13,18 @@ use crate::message::{BucketRead, Record, Reply, Request};
 #[derive(Debug)]
 pub(crate) struct Register {
     slots: Vec<KeySlot>,
-    /// How finely it tells its time, where it does.
+    /// Clock resolution of a bucket; `None` for a register.
     grain: Option<Duration>,
-    /// How long a bell rings.
+    /// Time that a bell rings.
     bell_ttl: Duration,
-    /// How far the clock of the server that leads is ahead.
+    /// Lead of the leading server's clock.
     leader_skew: Duration,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct KeySlot {
     newest: StoredVersion,
-    /// What was there before the last change.
+    /// State before the last change.
     old: StoredVersion,
     bell: u64,
     rung: Time,
@@ -32,9 +34,9 @@ struct KeySlot {
 struct StoredVersion {
     version: u64,
     record: Record,
-    /// For the referee only, where there is a stamp.
+    /// Time of the change. A register shows it only to the checker.
     changed: Time,
-    /// The time of the server that led when it was written, in nanoseconds.
+    /// Time of the change by the leading server's clock, in nanoseconds.
     stamp: u64,
 }
 
@@ -60,14 +62,14 @@ impl Register {
         self.slots[key].newest.record
     }
 
-    /// Whether a claim holds the key: a record that outlived its lease is there for the taking.
+    /// True if a claim holds the key. A record whose lease has ended does not count: any contender may take it.
     pub(crate) fn is_held_by(&self, claim: u64, key: usize, ttl: Duration, now: Time) -> bool {
         let StoredVersion { record, changed, .. } = self.slots[key].newest;
         record.claim == claim && now < changed + ttl
     }
 
-    /// The answer, and whether the record changed. `old` has a read shown what was there before. Records are stamped with
-    /// `now`, answers are dated with `date`.
+    /// Handles a request: returns the reply, and true if the record changed. With `old`, a read returns the state
+    /// before the last change. Records are stamped with `now`, replies are dated with `date`.
     pub(crate) fn handle(
         &mut self,
         key: usize,
@@ -87,7 +89,7 @@ impl Register {
                 slot.newest = StoredVersion { version, record, changed: now, stamp };
                 return (Reply::Written { version }, true);
             }
-            // The bell of who holds it was heard.
+            // The holder's own bell has served its purpose and may be replaced.
             Request::Ring { claim }
                 if [0, claim, slot.newest.record.claim].contains(&slot.bell)
                     || now >= slot.rung + life =>
@@ -109,15 +111,15 @@ impl Register {
             let now = (now + self.leader_skew).as_nanos();
             return Reply::Record { version, record, stamp, now };
         };
-        // Long after 1970.
-        let told = |time: Time| {
+        // Rounded to the resolution, and long after 1970.
+        let coarse = |time: Time| {
             let grains = u128::from(time.as_nanos()) / grain.as_nanos().max(1);
             let grains = u32::try_from(grains).unwrap_or(u32::MAX);
             grain * grains.saturating_add(1_000)
         };
         let rings = now < slot.rung + self.bell_ttl && slot.bell != record.claim;
         let bell = if rings { slot.bell } else { 0 };
-        let (modified, now, rung) = (told(changed), told(date), rung.map(told));
+        let (modified, now, rung) = (coarse(changed), coarse(date), rung.map(coarse));
         Reply::BucketRead(BucketRead { version, record, modified, now, bell, rung })
     }
 }

@@ -1,7 +1,7 @@
-//! A store with a queue and a clock of its own: a lock server, or a database whose sessions hold locks.
+//! Store with a queue and a clock of its own: a lock server, or a database whose sessions hold locks.
 //!
-//! The queue, the leases and the passing on are the real [`LockTable`]'s. What is added is what a server adds: which
-//! claim or connection a hold belongs to, and that the same claim is granted once.
+//! Queue, leases and grants to waiters are those of the real [`LockTable`]. This model adds what a server adds: the
+//! claim or connection that a hold belongs to, and that a repeated claim is granted once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasherDefault, DefaultHasher};
@@ -21,10 +21,10 @@ pub(crate) type Hasher = BuildHasherDefault<DefaultHasher>;
 #[derive(Debug)]
 pub(crate) struct Server {
     ttl: Duration,
-    /// Holds belong to connections, not to claims.
+    /// True if holds belong to connections, false if they belong to claims.
     by_session: bool,
     table: LockTable<Hasher, SequentialMint>,
-    /// By the number of the claim, or of the connection where those hold.
+    /// Claims by their number, or, with `by_session`, by that of their connection.
     claims: BTreeMap<u64, ClaimEntry>,
     closed: BTreeSet<usize>,
     last_number: u64,
@@ -32,14 +32,14 @@ pub(crate) struct Server {
     granted: Vec<ClaimRef>,
 }
 
-/// A claim, and the connection that it came over.
+/// A claim and its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ClaimRef {
     pub(crate) claim: u64,
     pub(crate) connection: usize,
 }
 
-/// How a claim stands at the table.
+/// State of a claim.
 #[derive(Clone, Copy, Debug)]
 struct ClaimEntry {
     claim_ref: ClaimRef,
@@ -50,13 +50,13 @@ struct ClaimEntry {
 
 #[derive(Clone, Copy, Debug)]
 enum ClaimStage {
-    /// `number` is the request that is answered when its turn comes.
+    /// `number` is the request that is answered by the grant.
     Waiting { place: PlaceId, number: Option<u32> },
-    /// A lock server writes `token` and `ends` down; a restart reads them.
+    /// Durable on a lock server: a restart restores `token` and `ends`.
     Held { token: LockToken, ends: Time },
 }
 
-/// Tokens in order. The secret is left out: nobody guesses here.
+/// Mint of sequential tokens without a secret: no simulated client guesses tokens.
 #[derive(Debug)]
 pub(crate) struct SequentialMint(pub(crate) u64);
 
@@ -81,18 +81,18 @@ impl Server {
         }
     }
 
-    pub(crate) fn handle(&mut self, parcel: RequestMessage, now: Time) {
+    pub(crate) fn handle(&mut self, message: RequestMessage, now: Time) {
         self.handle_timeout(now);
-        if self.closed.contains(&parcel.connection) {
-            return self.answer(&parcel, Reply::Closed);
+        if self.closed.contains(&message.connection) {
+            return self.answer(&message, Reply::Closed);
         }
-        let reply = match parcel.request {
-            Request::Claim { claim, queue } => Some(self.claim(&parcel, claim, queue, now)),
-            Request::Wait { claim } => self.wait(&parcel, claim),
-            Request::Renew { token } => Some(self.renew(&parcel, token, now)),
-            Request::Release { token } => Some(self.release(&parcel, token, now)),
+        let reply = match message.request {
+            Request::Claim { claim, queue } => Some(self.claim(&message, claim, queue, now)),
+            Request::Wait { claim } => self.wait(&message, claim),
+            Request::Renew { token } => Some(self.renew(&message, token, now)),
+            Request::Release { token } => Some(self.release(&message, token, now)),
             Request::Abandon { claim } => {
-                self.remove_claim(self.id(claim, parcel.connection), now);
+                self.remove_claim(self.id(claim, message.connection), now);
                 Some(Reply::Released)
             }
             Request::Read
@@ -101,10 +101,10 @@ impl Server {
             | Request::Silence { .. } => None,
         };
         if let Some(reply) = reply {
-            self.answer(&parcel, reply);
+            self.answer(&message, reply);
         }
         if self.by_session {
-            self.reset_idle_timeout(parcel.connection, now);
+            self.reset_idle_timeout(message.connection, now);
         }
         self.take_events(now);
     }
@@ -122,51 +122,51 @@ impl Server {
         self.replies.pop()
     }
 
-    /// Who was granted something since the last question.
+    /// Next grant since the last call.
     pub(crate) fn poll_granted(&mut self) -> Option<ClaimRef> {
         self.granted.pop()
     }
 
-    /// The server learns that a connection is gone.
-    pub(crate) fn disconnect(&mut self, link: usize, now: Time) {
-        self.closed.insert(link);
-        for standing in self.remove(|standing| standing.claim_ref.connection == link) {
-            self.table.disconnect(standing.owner, OnDisconnect::Release, now);
+    /// Closes a connection: its claims end.
+    pub(crate) fn disconnect(&mut self, connection: usize, now: Time) {
+        self.closed.insert(connection);
+        for entry in self.remove(|entry| entry.claim_ref.connection == connection) {
+            self.table.disconnect(entry.owner, OnDisconnect::Release, now);
         }
         self.take_events(now);
     }
 
-    /// Comes back after a stop: the holds were written down, the queue was not.
+    /// Restarts the server: holds are durable, the queue is not.
     pub(crate) fn restart(&mut self, now: Time) {
         self.table = LockTable::new(
             TableConfig::default(),
             Hasher::default(),
             SequentialMint(self.last_number),
         );
-        self.claims.retain(|_, standing| matches!(standing.stage, ClaimStage::Held { .. }));
-        for standing in self.claims.values_mut() {
-            standing.owner = self.table.connect();
-            if let ClaimStage::Held { token, ends } = standing.stage {
-                let key = key_bytes(standing.key);
+        self.claims.retain(|_, entry| matches!(entry.stage, ClaimStage::Held { .. }));
+        for entry in self.claims.values_mut() {
+            entry.owner = self.table.connect();
+            if let ClaimStage::Held { token, ends } = entry.stage {
+                let key = key_bytes(entry.key);
                 let restored = self.table.restore(&key, Mode::Exclusive, token, ends, now);
-                restored.expect("one hold a key was written down");
+                restored.expect("each key has at most one durable hold");
             }
         }
         self.take_events(now);
     }
 
-    /// Those who hold or wait for a key under a claim.
+    /// Holds and places of a claim, with their connections.
     pub(crate) fn claim_refs(&self, claim: u64) -> impl Iterator<Item = ClaimRef> {
-        self.claims.values().map(|s| s.claim_ref).filter(move |party| party.claim == claim)
+        self.claims.values().map(|s| s.claim_ref).filter(move |claim_ref| claim_ref.claim == claim)
     }
 
-    fn id(&self, claim: u64, link: usize) -> u64 {
-        if self.by_session { link as u64 } else { claim }
+    fn id(&self, claim: u64, connection: usize) -> u64 {
+        if self.by_session { connection as u64 } else { claim }
     }
 
-    fn claim(&mut self, parcel: &RequestMessage, claim: u64, queue: bool, now: Time) -> Reply {
-        let id = self.id(claim, parcel.connection);
-        match self.claims.get(&id).map(|standing| standing.stage) {
+    fn claim(&mut self, message: &RequestMessage, claim: u64, queue: bool, now: Time) -> Reply {
+        let id = self.id(claim, message.connection);
+        match self.claims.get(&id).map(|entry| entry.stage) {
             Some(ClaimStage::Held { token, .. }) => {
                 return Reply::Granted { token: token.number() };
             }
@@ -175,7 +175,7 @@ impl Server {
         }
         let owner = self.table.connect();
         let want = TableClaim { owner, mode: Mode::Exclusive, lease: self.ttl, queue };
-        let (stage, reply) = match self.table.claim(&key_bytes(parcel.key), want, now) {
+        let (stage, reply) = match self.table.claim(&key_bytes(message.key), want, now) {
             ClaimAnswer::Granted(Grant { token, ends, .. }) => {
                 (ClaimStage::Held { token, ends }, Reply::Granted { token: token.number() })
             }
@@ -187,61 +187,62 @@ impl Server {
                 return Reply::Contended;
             }
         };
-        let party = ClaimRef { claim, connection: parcel.connection };
-        self.claims.insert(id, ClaimEntry { claim_ref: party, key: parcel.key, owner, stage });
+        let claim_ref = ClaimRef { claim, connection: message.connection };
+        self.claims.insert(id, ClaimEntry { claim_ref, key: message.key, owner, stage });
         if let ClaimStage::Held { token, .. } = stage {
             self.last_number = token.number();
-            self.granted.push(party);
+            self.granted.push(claim_ref);
         }
         reply
     }
 
-    fn wait(&mut self, parcel: &RequestMessage, claim: u64) -> Option<Reply> {
-        let id = self.id(claim, parcel.connection);
-        match self.claims.get_mut(&id).map(|standing| &mut standing.stage) {
+    fn wait(&mut self, message: &RequestMessage, claim: u64) -> Option<Reply> {
+        let id = self.id(claim, message.connection);
+        match self.claims.get_mut(&id).map(|entry| &mut entry.stage) {
             Some(ClaimStage::Held { token, .. }) => Some(Reply::Granted { token: token.number() }),
             Some(ClaimStage::Waiting { number, .. }) => {
-                *number = Some(parcel.number);
+                *number = Some(message.number);
                 None
             }
             None => Some(Reply::NotQueued),
         }
     }
 
-    fn renew(&mut self, parcel: &RequestMessage, number: u64, now: Time) -> Reply {
-        let Some(id) = self.holder(parcel, number) else { return Reply::Refused };
+    fn renew(&mut self, message: &RequestMessage, number: u64, now: Time) -> Reply {
+        let Some(id) = self.holder(message, number) else { return Reply::Refused };
         match self.extend_lease(id, now) {
             Some(waiter) => Reply::Renewed { handoff_requested: waiter },
             None => Reply::Refused,
         }
     }
 
-    fn release(&mut self, parcel: &RequestMessage, number: u64, now: Time) -> Reply {
-        let Some(id) = self.holder(parcel, number) else { return Reply::Refused };
+    fn release(&mut self, message: &RequestMessage, number: u64, now: Time) -> Reply {
+        let Some(id) = self.holder(message, number) else { return Reply::Refused };
         self.remove_claim(id, now);
         Reply::Released
     }
 
-    /// Whose hold has this number. A session can speak for itself only.
-    fn holder(&self, parcel: &RequestMessage, number: u64) -> Option<u64> {
-        let link = self.by_session.then_some(parcel.connection);
-        self.claims.iter().find_map(|(id, standing)| {
+    /// Id of the hold with this number. A session has access to its own hold only.
+    fn holder(&self, message: &RequestMessage, number: u64) -> Option<u64> {
+        let connection = self.by_session.then_some(message.connection);
+        self.claims.iter().find_map(|(id, entry)| {
             let held =
-                matches!(standing.stage, ClaimStage::Held { token, .. } if token.number() == number);
-            (held && link.is_none_or(|link| link == standing.claim_ref.connection)).then_some(*id)
+                matches!(entry.stage, ClaimStage::Held { token, .. } if token.number() == number);
+            (held && connection.is_none_or(|connection| connection == entry.claim_ref.connection))
+                .then_some(*id)
         })
     }
 
-    /// A connection that spoke is not idle.
-    fn reset_idle_timeout(&mut self, link: usize, now: Time) {
-        self.extend_lease(link as u64, now);
+    /// Restarts the idle timeout of a connection.
+    fn reset_idle_timeout(&mut self, connection: usize, now: Time) {
+        self.extend_lease(connection as u64, now);
     }
 
-    /// Lets the lease of a hold begin anew, and says whether somebody waits.
+    /// Renews the lease of a hold. True if there are waiters; `None` if there is no such hold.
     fn extend_lease(&mut self, id: u64, now: Time) -> Option<bool> {
-        let standing = self.claims.get_mut(&id)?;
-        let ClaimStage::Held { token, ends } = &mut standing.stage else { return None };
-        let key = key_bytes(standing.key);
+        let entry = self.claims.get_mut(&id)?;
+        let ClaimStage::Held { token, ends } = &mut entry.stage else { return None };
+        let key = key_bytes(entry.key);
         let renewed = self.table.renew(KeySpace::Lock, &key, *token, self.ttl, now).ok()?;
         *ends = renewed.ends;
         Some(renewed.waiters > 0)
@@ -250,7 +251,7 @@ impl Server {
     fn remove_claim(&mut self, id: u64, now: Time) {
         if let Some(ClaimEntry { key, owner, stage, .. }) = self.claims.remove(&id) {
             if let ClaimStage::Held { token, .. } = stage {
-                // Over already where its lease has just ended; then there is nothing to give back.
+                // Fails if the lease has just ended: then there is nothing to release.
                 self.table.release(KeySpace::Lock, &key_bytes(key), token, now).ok();
             }
             self.table.disconnect(owner, OnDisconnect::Release, now);
@@ -270,47 +271,47 @@ impl Server {
     fn promoted(&mut self, promoted: PlaceId, grant: Grant) {
         let Grant { token, ends, .. } = grant;
         self.last_number = token.number();
-        for standing in self.claims.values_mut() {
-            let ClaimStage::Waiting { place, number } = standing.stage else { continue };
+        for entry in self.claims.values_mut() {
+            let ClaimStage::Waiting { place, number } = entry.stage else { continue };
             if place == promoted {
-                let ClaimRef { connection: link, .. } = standing.claim_ref;
-                standing.stage = ClaimStage::Held { token, ends };
-                self.granted.push(standing.claim_ref);
+                let ClaimRef { connection, .. } = entry.claim_ref;
+                entry.stage = ClaimStage::Held { token, ends };
+                self.granted.push(entry.claim_ref);
                 if let Some(number) = number {
                     let reply = Reply::Granted { token: token.number() };
-                    self.replies.push(ReplyMessage { connection: link, number, reply });
+                    self.replies.push(ReplyMessage { connection, number, reply });
                 }
             }
         }
     }
 
-    /// A lease is over. Where connections hold, it was the idle time-out, which ends the connection.
+    /// Removes a hold whose lease expired. With `by_session` that is the idle timeout, which closes the connection.
     fn expired(&mut self, expired: LockToken, now: Time) {
-        let is_it = |standing: &ClaimEntry| matches!(standing.stage, ClaimStage::Held { token, .. } if token == expired);
-        for standing in self.remove(is_it) {
+        let is_it = |entry: &ClaimEntry| matches!(entry.stage, ClaimStage::Held { token, .. } if token == expired);
+        for entry in self.remove(is_it) {
             if self.by_session {
-                self.closed.insert(standing.claim_ref.connection);
+                self.closed.insert(entry.claim_ref.connection);
             }
-            self.table.disconnect(standing.owner, OnDisconnect::Release, now);
+            self.table.disconnect(entry.owner, OnDisconnect::Release, now);
         }
     }
 
     fn remove(&mut self, which: impl Fn(&ClaimEntry) -> bool) -> Vec<ClaimEntry> {
-        let gone = self.claims.values().copied().filter(&which).collect();
-        self.claims.retain(|_, standing| !which(standing));
-        gone
+        let removed = self.claims.values().copied().filter(&which).collect();
+        self.claims.retain(|_, entry| !which(entry));
+        removed
     }
 
-    fn answer(&mut self, parcel: &RequestMessage, reply: Reply) {
+    fn answer(&mut self, message: &RequestMessage, reply: Reply) {
         self.replies.push(ReplyMessage {
-            connection: parcel.connection,
-            number: parcel.number,
+            connection: message.connection,
+            number: message.number,
             reply,
         });
     }
 }
 
-/// A key as the bytes that the table wants.
+/// Key bytes for the table.
 pub(crate) fn key_bytes(key: usize) -> [u8; 8] {
     key.to_be_bytes()
 }
