@@ -1,6 +1,6 @@
 //! Language of the project: banned words and repeated type names, with limits that may only fall.
 //!
-//! STYLE says how doc comments, strings and pages are written. Each crate, and each group of pages, has a ceiling for
+//! CONTRIBUTING.md says how doc comments, strings and pages are written. Each crate, and each group of pages, has a ceiling for
 //! the places that do not follow it. A count below its ceiling fails as well, so that the ceiling follows it down.
 
 mod report;

@@ -10,7 +10,7 @@ pub(super) struct Line {
 /// Lines that are read together: a doc comment, a string literal, or a paragraph.
 pub(super) type Passage = Vec<Line>;
 
-/// Word or phrase that STYLE bans.
+/// Word or phrase that the project bans.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Rule {
     pub(super) phrase: &'static str,
@@ -22,6 +22,8 @@ pub(super) struct Rule {
 
 const NAME_THE_NOUN: &str = "name the noun: holder, waiter, client, caller, operator, process";
 
+const RELEASE: &str = "release a hold, leave a queue, close a connection";
+
 /// Every banned word and phrase, in lower case.
 pub(super) const RULES: &[Rule] = &[
     Rule { phrase: "who", person: true, instead: NAME_THE_NOUN },
@@ -29,7 +31,14 @@ pub(super) const RULES: &[Rule] = &[
     Rule { phrase: "whom", person: true, instead: NAME_THE_NOUN },
     Rule { phrase: "nobody", person: true, instead: NAME_THE_NOUN },
     Rule { phrase: "somebody", person: true, instead: NAME_THE_NOUN },
+    Rule { phrase: "everybody", person: true, instead: NAME_THE_NOUN },
+    Rule { phrase: "anybody", person: true, instead: NAME_THE_NOUN },
     Rule { phrase: "someone else", person: false, instead: "write \"another process\"" },
+    Rule { phrase: "let go", person: false, instead: RELEASE },
+    Rule { phrase: "lets go", person: false, instead: RELEASE },
+    Rule { phrase: "give back", person: false, instead: RELEASE },
+    Rule { phrase: "gives back", person: false, instead: RELEASE },
+    Rule { phrase: "given back", person: false, instead: RELEASE },
     Rule { phrase: "the one that", person: false, instead: "repeat the noun" },
     Rule { phrase: "any more", person: false, instead: "write \"no longer\"" },
     Rule {
