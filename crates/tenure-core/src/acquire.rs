@@ -1,12 +1,13 @@
 //! Acquisition: claim, then wait in the queue or back off, until granted, timed out or abandoned.
 //!
-//! One machine serves every store. At most one request is in flight. While that request may change the store
-//! ([`AcquireCommand::Claim`], [`AcquireCommand::Confirm`], [`AcquireCommand::Release`], [`AcquireCommand::Abandon`]),
-//! the machine may answer the caller but never issues another request. The next command may cut an
-//! [`AcquireCommand::Wait`] or [`AcquireCommand::Watch`] short.
+//! One machine serves every store. At most one request is in flight. Four requests may change the store:
+//! [`AcquireCommand::Claim`], [`AcquireCommand::Confirm`], [`AcquireCommand::Release`] and [`AcquireCommand::Abandon`].
+//! Until such a request is answered, the machine may answer the caller, but it issues no other request. An
+//! [`AcquireCommand::Wait`] or [`AcquireCommand::Watch`] ends early if another command follows.
 //!
-//! The caller is answered once. The store may still hold something for this claim after that: the caller was cancelled,
-//! or no clear reply came in time. The machine resolves and releases it before it finishes.
+//! The caller is answered once. If the caller was cancelled, or no clear reply came in time, the store may still keep a
+//! hold or a place for this claim. The machine then continues until the hold or the place is released, or must have
+//! expired.
 
 mod message;
 
@@ -39,7 +40,7 @@ pub struct AcquireOptions {
     pub seed: u64,
 }
 
-/// Longest wait in one request. A store that lost our place is noticed after at most this time.
+/// Longest wait in one request. If the store lost our place, we notice it after at most this time.
 const WAIT_SLICE: Duration = Duration::from_secs(30);
 /// Time past the caller's limit for which a clear reply is awaited before the answer is [`Answer::Unknown`].
 const ANSWER_GRACE: Duration = Duration::from_secs(1);
@@ -61,10 +62,10 @@ pub struct Acquire {
     failing: bool,
     /// Time at which the last claim without a clear reply was sent. It may have taken effect at the store.
     unanswered_since: Option<Time>,
-    /// The unanswered claim may have taken a place in the queue. That place can be granted at any time, so no span of
-    /// time rules a hold out.
+    /// The unanswered claim may have taken a place in the queue. That place can be granted at any time, so a hold stays
+    /// possible however much time has passed.
     may_be_queued: bool,
-    /// No retry will help: the place must be abandoned, then the answer is [`Answer::Failed`].
+    /// The wait failed, and no retry will help. Once the place is abandoned, the answer is [`Answer::Failed`].
     permanent_failure: bool,
     answered: bool,
     commands: VecDeque<AcquireCommand>,
@@ -81,18 +82,18 @@ enum Phase {
     },
     Confirming {
         sent: Time,
-        granted: Time,
+        granted_at: Time,
     },
     /// Between two attempts to confirm.
     Unconfirmed {
-        at: Time,
-        granted: Time,
+        retry_at: Time,
+        granted_at: Time,
     },
     Releasing,
     Abandoning,
-    /// Between two attempts to release, or to resolve a claim whose outcome is unknown.
+    /// Pause before the claim is sent again, because it is unknown whether a claim or a release took effect.
     Settling {
-        at: Time,
+        retry_at: Time,
     },
     Finished,
 }
@@ -138,11 +139,13 @@ impl Acquire {
             AcquireInput::WaitUntil(until) => self.until = until.unwrap_or(Time::MAX),
             AcquireInput::Cancel => self.cancel(now),
             _ => match self.phase {
-                Phase::Claiming { sent } => self.claimed(input, sent, error, now),
-                Phase::Waiting => self.waited(input, error, now),
+                Phase::Claiming { sent } => self.on_claim_reply(input, sent, error, now),
+                Phase::Waiting => self.on_wait_reply(input, error, now),
                 Phase::Watching { .. } if input == AcquireInput::Changed => self.claim(now),
-                Phase::Confirming { sent, granted } => self.confirmed(input, sent, granted, now),
-                Phase::Releasing | Phase::Abandoning => self.released(input, now),
+                Phase::Confirming { sent, granted_at } => {
+                    self.on_confirm_reply(input, sent, granted_at, now);
+                }
+                Phase::Releasing | Phase::Abandoning => self.on_release_reply(input, now),
                 Phase::Watching { .. }
                 | Phase::Unconfirmed { .. }
                 | Phase::Settling { .. }
@@ -158,16 +161,18 @@ impl Acquire {
             Phase::Waiting if now >= self.until => self.abandon(),
             Phase::Watching { .. } if now >= self.until => self.give_up(now),
             Phase::Watching { until } if now >= until => self.claim(now),
-            Phase::Unconfirmed { at, granted } if now >= at => self.confirm(granted, now),
-            Phase::Settling { at } if now >= at => self.claim(now),
+            Phase::Unconfirmed { retry_at, granted_at } if now >= retry_at => {
+                self.confirm(granted_at, now);
+            }
+            Phase::Settling { retry_at } if now >= retry_at => self.claim(now),
             _ => {}
         }
         if !self.answered && now >= self.answer_by() {
             let sent = self.note_unanswered(now);
-            // The claim is repeated until its first sending has settled. The last repeat may take effect too, just
-            // before that instant, and then lasts as long again.
-            let last = self.lease.settled_at(sent);
-            self.answer(Answer::Unknown { until: self.lease.settled_at(last) });
+            // The machine repeats the claim until this attempt has settled. The last repeat is sent just before that
+            // instant at the latest. The repeat may be granted too, so its own time to settle is added.
+            let last_repeat = self.lease.settled_at(sent);
+            self.answer(Answer::Unknown { until: self.lease.settled_at(last_repeat) });
         }
     }
 
@@ -176,7 +181,7 @@ impl Acquire {
         let own = match self.phase {
             Phase::Watching { until } => until.min(self.until),
             Phase::Waiting => self.until,
-            Phase::Unconfirmed { at, .. } | Phase::Settling { at } => at,
+            Phase::Unconfirmed { retry_at, .. } | Phase::Settling { retry_at } => retry_at,
             _ => Time::MAX,
         };
         let answer = if self.answered { Time::MAX } else { self.answer_by() };
@@ -206,7 +211,13 @@ impl Acquire {
         self.request(AcquireCommand::Claim { limit: self.lease.request_limit(), queue });
     }
 
-    fn claimed(&mut self, input: AcquireInput, sent: Time, error: Option<ErrorRef<'_>>, now: Time) {
+    fn on_claim_reply(
+        &mut self,
+        input: AcquireInput,
+        sent: Time,
+        error: Option<ErrorRef<'_>>,
+        now: Time,
+    ) {
         if let AcquireInput::Failed(failure) = input {
             self.failing = true;
             return self.claim_failed(failure, sent, error, now);
@@ -215,12 +226,12 @@ impl Acquire {
         self.may_be_queued = false;
         let repeated = self.unanswered_since.take().is_some();
         match input {
-            // An earlier sending of this claim got no reply, but the store may have granted that sending. Then the
+            // An earlier attempt of this claim got no reply, but the store may have granted that attempt. Then the
             // lease began before `sent`, and a deadline that counts from `sent` could lie after the store's.
             AcquireInput::Granted(LeaseStart::FromRequest) if repeated => {
-                self.granted(LeaseStart::FromConfirm, sent, now);
+                self.on_grant(LeaseStart::FromConfirm, sent, now);
             }
-            AcquireInput::Granted(start) => self.granted(start, sent, now),
+            AcquireInput::Granted(start) => self.on_grant(start, sent, now),
             AcquireInput::Queued if self.caller_done(now) || self.try_once => self.abandon(),
             AcquireInput::Queued => self.wait(now),
             AcquireInput::Contended { .. } if self.answered => self.finish(),
@@ -248,24 +259,24 @@ impl Acquire {
             }
             return self.settle_later(now);
         }
-        let again =
+        let may_retry =
             failure == RequestFailure::Transient && !self.try_once && !self.caller_done(now);
         let earlier = self.unanswered_since.filter(|earlier| *earlier != sent);
         let unsettled = earlier.is_some_and(|earlier| now < self.lease.settled_at(earlier));
         if earlier.is_some() && (unsettled || self.may_be_queued) {
-            // An earlier sending may have been granted or queued although this one failed. To answer `Failed` now would
-            // deny a hold that may exist, so the machine keeps claiming until that sending is settled.
+            // An earlier attempt may have been granted or queued although this one failed. To answer `Failed` now would
+            // deny a hold that may exist, so the machine repeats the claim until the earlier attempt has settled.
             if failure == RequestFailure::Permanent {
                 self.until = self.until.min(now);
             }
-            if again && !unsettled {
+            if may_retry && !unsettled {
                 return self.retry(error, now);
             }
             return self.settle_later(now);
         }
         self.unanswered_since = None;
         self.may_be_queued = false;
-        if again {
+        if may_retry {
             self.retry(error, now);
         } else {
             self.answer(Answer::Failed);
@@ -276,12 +287,13 @@ impl Acquire {
     /// Claims again after a short pause, to learn the outcome of an unanswered claim. Once the caller has been
     /// answered, this ends when the store's lease on any such grant must have expired.
     fn settle_later(&mut self, now: Time) {
-        let at = now + self.lease.retry_pause();
-        let over = self.unanswered_since.is_none_or(|sent| at >= self.lease.settled_at(sent));
-        if self.answered && over {
+        let retry_at = now + self.lease.retry_pause();
+        let settled =
+            self.unanswered_since.is_none_or(|sent| retry_at >= self.lease.settled_at(sent));
+        if self.answered && settled {
             self.finish();
         } else {
-            self.phase = Phase::Settling { at };
+            self.phase = Phase::Settling { retry_at };
         }
     }
 
@@ -291,22 +303,22 @@ impl Acquire {
         self.request(AcquireCommand::Wait { limit });
     }
 
-    fn waited(&mut self, input: AcquireInput, error: Option<ErrorRef<'_>>, now: Time) {
+    fn on_wait_reply(&mut self, input: AcquireInput, error: Option<ErrorRef<'_>>, now: Time) {
         match input {
-            // Two kinds of grant need no renewal. Without a lease there is nothing to count. `Since` carries an instant
+            // Two kinds of grant need no renewal. A grant without a lease has no deadline. `Since` carries an instant
             // of our own clock at which the store had not granted yet: the store's lease began after it and therefore
             // ends after our deadline, however long the reply took. If it took so long that the deadline has passed,
             // `acquired_or_late` releases the hold.
             AcquireInput::Granted(start @ (LeaseStart::NoLease | LeaseStart::Since(_))) => {
-                self.granted(start, now, now);
+                self.on_grant(start, now, now);
             }
             // Any other grant out of a wait needs a renewal. The store made the grant at an unknown instant of the
             // wait, perhaps long before its reply arrived: `now` would give a deadline after the end of the store's
             // lease.
             AcquireInput::Granted(_) if self.lease.rules().confirm_waited_grants => {
-                self.granted(LeaseStart::FromConfirm, now, now);
+                self.on_grant(LeaseStart::FromConfirm, now, now);
             }
-            AcquireInput::Granted(_) => self.granted(LeaseStart::FromRequest, now, now),
+            AcquireInput::Granted(_) => self.on_grant(LeaseStart::FromRequest, now, now),
             AcquireInput::StillQueued => self.wait(now),
             AcquireInput::PlaceLost => self.retry(None, now),
             AcquireInput::Failed(RequestFailure::Permanent) => {
@@ -326,7 +338,7 @@ impl Acquire {
         }
     }
 
-    fn granted(&mut self, start: LeaseStart, sent: Time, now: Time) {
+    fn on_grant(&mut self, start: LeaseStart, sent: Time, now: Time) {
         match start {
             _ if self.answered => self.release(),
             LeaseStart::NoLease => self.acquired(sent, Time::MAX),
@@ -353,15 +365,15 @@ impl Acquire {
         self.finish();
     }
 
-    fn confirm(&mut self, granted: Time, now: Time) {
-        if self.answered || now >= granted + self.lease.ttl() {
+    fn confirm(&mut self, granted_at: Time, now: Time) {
+        if self.answered || now >= granted_at + self.lease.ttl() {
             return self.release();
         }
-        self.phase = Phase::Confirming { sent: now, granted };
+        self.phase = Phase::Confirming { sent: now, granted_at };
         self.request(AcquireCommand::Confirm { limit: self.lease.request_limit() });
     }
 
-    fn confirmed(&mut self, input: AcquireInput, sent: Time, granted: Time, now: Time) {
+    fn on_confirm_reply(&mut self, input: AcquireInput, sent: Time, granted_at: Time, now: Time) {
         match input {
             AcquireInput::Confirmed if self.answered => self.release(),
             AcquireInput::Confirmed => self.acquired_or_late(sent, now),
@@ -369,8 +381,8 @@ impl Acquire {
             AcquireInput::Refused => self.retry(None, now),
             AcquireInput::Failed(_) => {
                 self.failing = true;
-                let at = now + self.lease.retry_pause();
-                self.phase = Phase::Unconfirmed { at, granted };
+                let retry_at = now + self.lease.retry_pause();
+                self.phase = Phase::Unconfirmed { retry_at, granted_at };
             }
             _ => {}
         }
@@ -386,7 +398,7 @@ impl Acquire {
         self.request(AcquireCommand::Abandon { limit: self.lease.request_limit() });
     }
 
-    fn released(&mut self, input: AcquireInput, now: Time) {
+    fn on_release_reply(&mut self, input: AcquireInput, now: Time) {
         match input {
             AcquireInput::Released | AcquireInput::Refused if self.answered => self.finish(),
             AcquireInput::Released | AcquireInput::Refused if self.try_once => {
@@ -435,6 +447,7 @@ impl Acquire {
         }
     }
 
+    /// Waits for `delay`, or until the key changes. Then the claim is sent again.
     fn pause(&mut self, delay: Duration, now: Time) {
         if self.caller_done(now) {
             self.give_up(now);
@@ -465,9 +478,10 @@ impl Acquire {
         }
     }
 
-    /// Records that the request in flight may take effect without a reply, and returns the instant from which that
-    /// counts. An earlier such record stands, with one exception: a place in the queue may be granted even after its
-    /// claim would have settled, so then the record counts from now.
+    /// Notes that the claim is unanswered and may have taken effect. Returns the new `unanswered_since`.
+    ///
+    /// If the claim was unanswered before, that instant is kept, with one exception: a claim that may be queued has
+    /// settled. Its place may be granted even then, so the time to settle begins again now.
     fn note_unanswered(&mut self, now: Time) -> Time {
         if self.may_be_queued
             && self.unanswered_since.is_some_and(|sent| now >= self.lease.settled_at(sent))

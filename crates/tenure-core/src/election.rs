@@ -2,18 +2,18 @@
 //!
 //! [`Election`] decides and does no I/O. Its driver passes events to it ([`handle`](Election::handle)) and calls it
 //! when a timer is due ([`poll_timeout`](Election::poll_timeout), [`handle_timeout`](Election::handle_timeout)). The
-//! driver sends its commands to the store ([`poll_command`](Election::poll_command)) and its events to the user
-//! ([`poll_event`](Election::poll_event)). All decisions are in [`table`], and only there.
+//! driver executes the machine's commands at the store ([`poll_command`](Election::poll_command)) and passes its events
+//! to the user ([`poll_event`](Election::poll_event)). All decisions are in [`table`], and only there.
 //!
 //! Invariants:
 //!
-//! - Leadership is a deadline, not a state: [`is_leader`](Election::is_leader) compares it with the time it is given.
+//! - Leadership is a deadline, not a state: [`is_leader`](Election::is_leader) compares the deadline with `now`.
 //! - `Acquired` and (`Lost` or `Released`) alternate strictly.
 //! - At most one claim is in flight. The grant of an abandoned claim is released.
-//! - The state changes before a command can be polled: a participant is no longer leader while its hold is released.
+//! - The state changes before a command can be polled: when a release is sent, the participant no longer leads.
 //! - Every release has a time limit. After it the session is aborted, whatever the store does.
-//! - Every run ends with one `Stopped`. After it, `Start` begins a new run. A claim number is never reused, so answers
-//!   to the old run cannot disturb the new one.
+//! - Every run ends with one `Stopped`. After it, `Start` begins a new run. A claim number is never reused, so late
+//!   answers to requests of the old run cannot disturb the new one.
 //!
 //! ```
 //! use std::time::Duration;
@@ -63,7 +63,7 @@ pub struct ElectionConfig {
     ///
     /// The window delays only the event: [`Election::is_leader`] is false in it.
     pub reconnect_grace: Option<Duration>,
-    /// Follow again after a term, and after an error before the first term.
+    /// True to follow again after a term, and after a store error during a claim; false to stop instead.
     pub auto_reacquire: bool,
     /// Time after a step-down in which this participant makes no claim, so that another can lead.
     ///
@@ -101,7 +101,8 @@ pub struct Election {
     leadership: Option<ElectionGrant>,
     /// Claim that is in flight, or whose hold we have.
     claim: Option<ClaimNumber>,
-    claims: u64,
+    /// Number of claims so far: the number of the latest claim.
+    claim_count: u64,
     timers: ElectionTimers,
     /// End of the cool-down after a step-down: no claim before it.
     cool_down_until: Time,
@@ -111,7 +112,7 @@ pub struct Election {
     stopping: bool,
     /// Consecutive failures.
     attempt: u32,
-    /// Start of the consecutive failures.
+    /// Time of the first claim or failure since the last success.
     failing_since: Option<Time>,
     commands: VecDeque<ElectionCommand>,
     events: VecDeque<ElectionEvent>,
@@ -127,7 +128,7 @@ impl Election {
             state: ElectionState::Stopped,
             leadership: None,
             claim: None,
-            claims: 0,
+            claim_count: 0,
             timers: ElectionTimers::NONE,
             cool_down_until: Time::ZERO,
             loss: None,
@@ -178,17 +179,17 @@ impl Election {
 
     /// True if this participant leads at `now`.
     pub fn is_leader(&self, now: Time) -> bool {
-        self.leadership.is_some_and(|lead| now < lead.deadline)
+        self.leadership.is_some_and(|grant| now < grant.deadline)
     }
 
     /// End of leadership unless the hold is confirmed again; `None` if this participant does not lead.
     pub fn deadline(&self) -> Option<Time> {
-        self.leadership.map(|lead| lead.deadline)
+        self.leadership.map(|grant| grant.deadline)
     }
 
     /// Fencing token of the term. A recovery within the grace window gives a new token.
     pub fn fencing_token(&self) -> Option<FencingToken> {
-        self.leadership.map(|lead| lead.token)
+        self.leadership.map(|grant| grant.token)
     }
 
     fn fire(&mut self, due: Due, random: f64, now: Time) {
@@ -204,7 +205,7 @@ impl Election {
             (Due::Probe, Some(claim)) => {
                 return self.commands.push_back(ElectionCommand::Probe { claim });
             }
-            // These timers are set only while something is held.
+            // These timers are set only while there is a claim.
             (Due::Deadline | Due::Bound | Due::Probe, None) => return,
         };
         self.step(input, random, now);
@@ -213,17 +214,18 @@ impl Election {
     fn step(&mut self, input: ElectionInput, random: f64, now: Time) {
         let cases = table::row(self.state, input.kind()).outcome.cases();
         let mut step = Step { input, random, now, retry_consulted: false, delay: None };
-        let fits = |case: &&Case| case.when.iter().all(|when| self.holds(*when, &mut step));
+        let fits = |case: &&Case| case.when.iter().all(|when| self.is_met(*when, &mut step));
         let Some(case) = cases.iter().find(fits) else { return };
         if case.to != self.state {
-            self.change(case.to);
+            self.change_state(case.to);
         }
         for action in case.actions {
             self.perform(*action, case, &step);
         }
     }
 
-    fn holds(&mut self, when: When, step: &mut Step) -> bool {
+    /// True if a condition is met by the input and the current state.
+    fn is_met(&mut self, when: When, step: &mut Step) -> bool {
         let input = &step.input;
         let failed = |kind| input.failure().is_some_and(|failure| failure.kind == kind);
         match when {
@@ -269,7 +271,7 @@ impl Election {
         step.delay
     }
 
-    fn change(&mut self, to: ElectionState) {
+    fn change_state(&mut self, to: ElectionState) {
         let from = std::mem::replace(&mut self.state, to);
         self.leadership = None;
         // A hold that is being released still ends at its deadline.
@@ -302,10 +304,10 @@ impl Election {
                 self.commands.push_back(ElectionCommand::Close);
             }
             Action::Abort => {
-                let cut = self.claim.take().map(|claim| ElectionCommand::Abort { claim });
-                self.commands.push_back(cut.unwrap_or(ElectionCommand::Close));
+                let abort = self.claim.take().map(|claim| ElectionCommand::Abort { claim });
+                self.commands.push_back(abort.unwrap_or(ElectionCommand::Close));
             }
-            Action::Hold => self.hold(step),
+            Action::Hold => self.accept_grant(step),
             Action::Extend => self.extend(step),
             Action::ProbeSoon => self.timers.probe = step.now + self.probe_pause(step.now),
             Action::OpenWindow => {
@@ -313,22 +315,23 @@ impl Election {
                 self.timers.grace = step.now + self.config.reconnect_grace.unwrap_or_default();
             }
             Action::Begin => {
-                self.start_over();
+                self.reset_retry();
                 self.stopping = false;
                 self.cool_down_until = Time::ZERO;
-                self.wait_until(step.now);
+                self.schedule_claim(step.now);
             }
             Action::Pause => {
                 let delay = step.delay.unwrap_or_default();
-                self.wait_until((step.now + delay).max(self.cool_down_until));
+                self.schedule_claim((step.now + delay).max(self.cool_down_until));
             }
             Action::CoolDown => {
                 self.cool_down_until = self.cool_down_until.max(step.now + self.config.cool_down);
                 let planned = self.planned_attempt(step.now);
-                self.wait_until(planned.max(self.cool_down_until));
+                self.schedule_claim(planned.max(self.cool_down_until));
             }
             Action::Bound => {
-                self.timers.bound = self.timers.bound.min(step.now + self.bound(&step.input));
+                self.timers.bound =
+                    self.timers.bound.min(step.now + self.release_limit(&step.input));
             }
             Action::StopAfterwards => self.stopping = true,
             Action::Acquired
@@ -361,29 +364,29 @@ impl Election {
 
     /// Starts a new claim and returns its number.
     fn new_claim(&mut self, now: Time) -> ClaimNumber {
-        self.claims += 1;
+        self.claim_count += 1;
         self.failing_since.get_or_insert(now);
         self.timers.attempt = Time::MAX;
-        *self.claim.insert(ClaimNumber(self.claims))
+        *self.claim.insert(ClaimNumber(self.claim_count))
     }
 
-    fn hold(&mut self, step: &Step) {
+    fn accept_grant(&mut self, step: &Step) {
         self.leadership = step.input.grant();
         self.timers.deadline = self.deadline().unwrap_or(Time::MAX);
         self.timers.probe = step.now + self.config.health_interval;
         self.loss = None;
-        self.start_over();
+        self.reset_retry();
     }
 
     fn extend(&mut self, step: &Step) {
-        let (Some(lead), ElectionInput::HealthOk { deadline, .. }) =
+        let (Some(grant), ElectionInput::HealthOk { deadline, .. }) =
             (&mut self.leadership, &step.input)
         else {
             return;
         };
         // Two clear answers prove the hold until the later of their deadlines, in whichever order they arrive.
-        lead.deadline = lead.deadline.max(*deadline);
-        self.timers.deadline = lead.deadline;
+        grant.deadline = grant.deadline.max(*deadline);
+        self.timers.deadline = grant.deadline;
         self.timers.probe = step.now + self.config.health_interval;
     }
 
@@ -393,14 +396,14 @@ impl Election {
         (left / 4).max(MIN_PROBE_PAUSE).min(self.config.health_interval)
     }
 
-    fn start_over(&mut self) {
+    fn reset_retry(&mut self) {
         self.retry.reset();
         self.attempt = 0;
         self.failing_since = None;
     }
 
     /// Schedules the next claim. The previous claim has been answered or aborted.
-    fn wait_until(&mut self, attempt: Time) {
+    fn schedule_claim(&mut self, attempt: Time) {
         self.claim = None;
         self.timers.attempt = attempt;
     }
@@ -409,7 +412,7 @@ impl Election {
         if self.timers.attempt == Time::MAX { now } else { self.timers.attempt }
     }
 
-    fn bound(&self, input: &ElectionInput) -> Duration {
+    fn release_limit(&self, input: &ElectionInput) -> Duration {
         match input {
             ElectionInput::StopRequested { timeout } => {
                 timeout.unwrap_or(self.config.shutdown_timeout)
@@ -448,7 +451,7 @@ impl Election {
 /// loop.
 const MIN_PROBE_PAUSE: Duration = Duration::from_millis(50);
 
-/// One input during its handling.
+/// Input that is being handled, and the results of its handling so far.
 struct Step {
     input: ElectionInput,
     random: f64,

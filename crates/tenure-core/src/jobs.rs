@@ -1,4 +1,4 @@
-//! Jobs in rows: the state of a job from its columns, the order of claims, and the leases of many jobs.
+//! Jobs as rows of a table: the state of a job from its columns, the order of claims, and the leases of many jobs.
 //!
 //! The states and the order match the plain SQL that teams use on such tables, so both kinds of workers can share a
 //! table. The leases are those of [`lease`](crate::lease), for many holds at once: see [`Heart`].
@@ -20,7 +20,7 @@ pub const DELAYED_HOLDER: &str = "~retry";
 pub enum JobState {
     /// Can be claimed.
     Available,
-    /// Can be claimed at a later time: it was enqueued so, or waits for a retry.
+    /// Can be claimed at a later time: the job was enqueued with a delay, or waits for a retry.
     Delayed,
     /// Claimed, and its lease has not ended.
     Running,
@@ -109,7 +109,9 @@ pub struct UnknownJobState;
 
 impl fmt::Display for UnknownJobState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a job is available, delayed, running, expired, completed or failed")
+        f.write_str(
+            "unknown job state: use available, delayed, running, expired, completed or failed",
+        )
     }
 }
 

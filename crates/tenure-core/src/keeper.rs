@@ -1,8 +1,8 @@
 //! The keeper: renews a hold, checks for waiters, and detects the loss of the hold.
 //!
-//! One keeper per hold. Its inputs are the store's answers and the user's wishes; its commands are requests to the
-//! store and notifications to the user. At most one request is in flight. While one is, the keeper only notifies
-//! ([`KeeperCommand::Lost`], [`KeeperCommand::HandoffRequested`]) and never issues another request.
+//! One keeper per hold. Its inputs are the store's answers and the user's requests; its commands are requests to the
+//! store and notifications to the user. At most one request is in flight. Until it is answered, the keeper may notify
+//! the user ([`KeeperCommand::Lost`], [`KeeperCommand::HandoffRequested`]), but it issues no other request.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -30,7 +30,7 @@ pub enum KeeperInput {
     HandoffCheckFailed,
     /// The store reports that the hold is no longer ours.
     Refused,
-    /// The hold's connection broke, or the store pushed the end of the hold.
+    /// The hold ended without a request of ours: its connection broke, or the store pushed its end.
     Broken(Loss),
     /// The store pushed that a waiter has asked for the lock.
     HandoffRequested,
@@ -82,7 +82,7 @@ pub enum Loss {
     Evicted,
     /// The hold's connection ended.
     Disconnected,
-    /// The maximum hold that the user allowed has passed.
+    /// The hold reached the longest time to hold that the user allowed.
     MaxHold,
     /// The store's clock jumped: the end of the lease is no longer known.
     ClockJump,
@@ -132,6 +132,7 @@ pub struct Granted {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Keeper {
     lease: Lease,
+    /// False if the store keeps the hold without a lease. Then renewals do not move the deadline.
     leased: bool,
     deadline: Time,
     hard_end: Time,
@@ -234,11 +235,11 @@ impl Keeper {
             }
             KeeperInput::HandoffCheckFailed => self.handoff_checked(false, now),
             KeeperInput::Refused => self.refused(),
-            KeeperInput::Broken(loss) => self.broken(loss),
+            KeeperInput::Broken(loss) => self.on_hold_ended(loss),
             KeeperInput::HandoffRequested => self.notify_handoff(),
             KeeperInput::Release => self.stop_keeping(Goal::Release, now),
             KeeperInput::Detach => self.stop_keeping(Goal::Detach, now),
-            KeeperInput::Released => self.end(self.ended(HoldEnd::Released)),
+            KeeperInput::Released => self.end(self.outcome(HoldEnd::Released)),
             KeeperInput::ReleaseFailed => self.release_failed(now),
         }
         self.act(now);
@@ -256,8 +257,9 @@ impl Keeper {
         let next = match self.goal {
             Goal::Keep => {
                 let end = if self.watches_deadline() { self.deadline } else { Time::MAX };
-                let ask = if idle { self.renew_at.min(self.handoff_check_at) } else { Time::MAX };
-                end.min(ask)
+                let request =
+                    if idle { self.renew_at.min(self.handoff_check_at) } else { Time::MAX };
+                end.min(request)
             }
             Goal::Release if idle => self.release_at,
             Goal::Release | Goal::Detach | Goal::Ended => Time::MAX,
@@ -270,8 +272,8 @@ impl Keeper {
         self.commands.pop_front()
     }
 
-    /// True if the deadline has a timer now. With the rule it always has: a hanging request must not delay the
-    /// notification (contract 2).
+    /// True if the deadline has a timer now. The rule `lost_by_timer` makes this true at all times: a hanging request
+    /// must not delay the notification (contract 2).
     fn watches_deadline(&self) -> bool {
         self.lease.rules().lost_by_timer || self.request == InFlightRequest::None
     }
@@ -329,14 +331,14 @@ impl Keeper {
         self.gone(Loss::Taken);
     }
 
-    /// Ends because the store no longer keeps the hold. If our own release may have done that without an answer,
-    /// nothing was lost.
+    /// Ends because the store no longer keeps the hold. That is no loss if a release of ours got no answer: the release
+    /// probably took effect.
     fn gone(&mut self, loss: Loss) {
         let end = if self.release_unclear { HoldEnd::Released } else { HoldEnd::Lost(loss) };
-        self.end(self.ended(end));
+        self.end(self.outcome(end));
     }
 
-    fn broken(&mut self, loss: Loss) {
+    fn on_hold_ended(&mut self, loss: Loss) {
         if loss == Loss::Disconnected && !self.lease.rules().lost_on_broken_connection {
             return;
         }
@@ -349,13 +351,13 @@ impl Keeper {
         self.release_unclear = true;
         self.release_at = now + self.lease.retry_pause();
         if self.release_at >= self.release_until {
-            self.end(self.ended(HoldEnd::Unknown { until: self.release_until }));
+            self.end(self.outcome(HoldEnd::Unknown { until: self.release_until }));
         }
     }
 
     /// Outcome of a hold. A loss stands, whatever the outcome of the release that follows it.
-    fn ended(&self, otherwise: HoldEnd) -> HoldEnd {
-        self.lost.map_or(otherwise, HoldEnd::Lost)
+    fn outcome(&self, unless_lost: HoldEnd) -> HoldEnd {
+        self.lost.map_or(unless_lost, HoldEnd::Lost)
     }
 
     fn lose(&mut self, loss: Loss) {
@@ -378,8 +380,8 @@ impl Keeper {
         if self.goal == Goal::Keep {
             self.goal = goal;
             self.release_at = now;
-            let alive = if self.leased { self.last_sent } else { now };
-            self.release_until = self.lease.settled_at(alive);
+            let last_extended = if self.leased { self.last_sent } else { now };
+            self.release_until = self.lease.settled_at(last_extended);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Name of a lock, parsed once at the edge.
+//! Name of a lock, parsed once, where it enters the program.
 
 use std::fmt;
 use std::str::FromStr;
@@ -82,7 +82,7 @@ pub struct KeyError {
 enum Fault {
     Empty,
     TooLong(usize),
-    Blank,
+    OuterWhiteSpace,
     Forbidden(char, usize),
 }
 
@@ -90,14 +90,17 @@ impl fmt::Display for KeyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = &self.text;
         match self.fault {
-            Fault::Empty => write!(f, "the key is empty: give the lock a name"),
+            Fault::Empty => write!(f, "the key is empty: give a name"),
             Fault::TooLong(bytes) => write!(
                 f,
                 "the key {text:?} has {bytes} bytes: shorten it to at most {}",
                 Key::MAX_BYTES
             ),
-            Fault::Blank => {
-                write!(f, "the key {text:?} begins or ends with a blank: remove the blank")
+            Fault::OuterWhiteSpace => {
+                write!(
+                    f,
+                    "the key {text:?} begins or ends with white space: remove the white space"
+                )
             }
             Fault::Forbidden(c, at) => write!(
                 f,
@@ -122,7 +125,7 @@ fn check(text: &str) -> Result<(), Fault> {
         return Err(Fault::Forbidden(c, at));
     }
     if text.trim() != text {
-        return Err(Fault::Blank);
+        return Err(Fault::OuterWhiteSpace);
     }
     Ok(())
 }
@@ -163,8 +166,8 @@ mod tests {
             ("\u{7f}", "U+007F"),
             ("a\u{202e}b", "U+202E"),
             ("a\u{2028}b", "U+2028"),
-            (" a", "blank"),
-            ("a\u{a0}", "blank"),
+            (" a", "white space"),
+            ("a\u{a0}", "white space"),
         ] {
             let message = Key::new(text).unwrap_err().to_string();
             assert!(message.contains(part), "{text:?}: {message}");

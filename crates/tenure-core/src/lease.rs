@@ -56,7 +56,8 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Longest ttl. A longer one is taken for a mistake of units: only an operator could end such a hold.
+    /// Longest ttl. A longer one is rejected as a probable mistake of units. If its holder died, only an operator could
+    /// end the hold.
     pub const MAX_TTL: Duration = Duration::from_secs(366 * 24 * 60 * 60);
     /// Smallest margin between the holder's deadline and the end of the lease at the store.
     pub const MIN_MARGIN: Duration = Duration::from_millis(50);
@@ -83,7 +84,7 @@ impl Lease {
         if max_hold.is_some_and(|max| max.is_zero()) {
             return Err(LeaseError::ZeroMaxHold);
         }
-        // The work is stopped `stop_grace` before the end of the hold: here that would be before it began.
+        // The work is stopped `stop_grace` before the end of the hold. Here that is before the work begins.
         if let Some(max_hold) = max_hold.filter(|max| *max <= stop_grace) {
             return Err(LeaseError::MaxHoldTooShort { max_hold, stop_grace });
         }
@@ -139,7 +140,7 @@ impl Lease {
         self.ttl / 4
     }
 
-    /// Time limit of a check for waiters. A renewal that falls due during the check is still in time.
+    /// Time limit of a check for waiters. A renewal that has to wait for the end of the check is still in time.
     pub fn handoff_check_limit(&self) -> Duration {
         self.ttl / 12
     }
@@ -152,8 +153,8 @@ impl Lease {
     /// Deadline of a hold whose granted request was sent at `sent` and whose reply came at `replied`.
     pub fn deadline(&self, sent: Time, replied: Time) -> Time {
         // The store starts its lease between `sent` and `replied`, at an instant unknown here. Counting from `replied`
-        // would end after the store's lease whenever the reply is slower than the margin. Any instant at which the store
-        // had not granted yet serves as `sent`: `LeaseStart::Since` passes one that is not the start of a request.
+        // would end after the store's lease whenever the reply is slower than the margin. `sent` may be any instant at
+        // which the store had not granted yet. With `LeaseStart::Since` it is not the start of a request.
         let from = if self.rules.count_from_request { sent } else { replied };
         from + self.ttl.saturating_sub(self.margin())
     }
@@ -168,10 +169,11 @@ impl Lease {
         self.max_hold.map_or(Time::MAX, |max| granted + max)
     }
 
-    /// Instant from which an unanswered request sent at `sent` can no longer hold the lock at the store.
+    /// Instant at which the outcome of an unanswered request sent at `sent` no longer matters: a hold that the request
+    /// obtained at the store has expired.
     pub fn settled_at(&self, sent: Time) -> Time {
-        // The request may take effect as late as its time limit allows, and the lease then lasts a ttl at the store. The
-        // margin, here without regard to the rules, covers a store whose clock runs slow.
+        // The request may take effect as late as its time limit allows, and the lease then lasts a ttl at the store.
+        // The margin covers a store whose clock runs slow. It is added even if the rules switch `keep_margin` off.
         sent + self.request_limit() + self.ttl + margin(self.ttl)
     }
 }
@@ -210,7 +212,7 @@ pub enum LeaseError {
     },
     /// The maximum hold is zero.
     ZeroMaxHold,
-    /// The maximum hold does not exceed the time that the work needs to stop.
+    /// The maximum hold is not longer than the time that the work needs to stop.
     MaxHoldTooShort {
         /// Requested maximum hold.
         max_hold: Duration,
@@ -227,6 +229,7 @@ pub enum LeaseError {
 impl fmt::Display for LeaseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            // From 120 ms on, three renewals per ttl fit: a third (interval) + a quarter (time-out) + 50 ms (margin).
             Self::TooShort { ttl, min_ttl } if min_ttl.is_zero() => {
                 write!(f, "invalid ttl {ttl:?}: give at least 120ms")
             }
@@ -259,18 +262,19 @@ impl fmt::Display for LeaseError {
     }
 }
 
+/// Message of a conflict. It calls the stop grace *kill-after*, as the command's option does.
 fn conflict(lease: &Lease, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let (ttl, margin, kill) = (lease.ttl, lease.margin(), lease.stop_grace);
+    let (ttl, margin, grace) = (lease.ttl, lease.margin(), lease.stop_grace);
     match lease.renew_every {
         Some(every) => write!(
             f,
             "a ttl of {ttl:?} is too short to be renewed in time: renewal every {every:?} + time-out {:?} + kill-after \
-             {kill:?} exceed ttl - margin ({ttl:?} - {margin:?}); give a longer ttl or a shorter kill-after",
+             {grace:?} exceed ttl - margin ({ttl:?} - {margin:?}); give a longer ttl or a shorter kill-after",
             lease.request_limit()
         ),
         None => write!(
             f,
-            "a ttl of {ttl:?} leaves no time to work: kill-after {kill:?} + margin {margin:?} exceed it; give a \
+            "a ttl of {ttl:?} leaves no time to work: kill-after {grace:?} + margin {margin:?} exceed it; give a \
              longer ttl or a shorter kill-after"
         ),
     }

@@ -1,9 +1,11 @@
-//! Pure state machines of tenure: every decision, and no I/O.
+//! Pure state machines that make all decisions of tenure.
 //!
 //! No clock, no I/O, no threads, no async runtime, no dependencies. The driver passes each event and the current time
 //! to a machine (`handle(input, now)`, `handle_timeout(now)`). The machine returns its commands (`poll_*`) and the
 //! instant at which it must be called again (`poll_timeout`). The crate `tenure` drives these machines against real
 //! stores, `tenure-server` drives the lock table behind sockets, and the simulator drives all of them in logical time.
+//!
+//! "Contract 4" in a comment is rule 4 of the promises that `docs/promise.md` lists.
 
 #![forbid(unsafe_code)]
 #![deny(clippy::iter_over_hash_type)]

@@ -4,6 +4,10 @@
 //! write. Mutual exclusion comes from the write itself, which is conditional on the version that was read. Clients'
 //! wall clocks are never used. Times are durations since 1970 by one of two clocks: `Last-Modified` is the store's,
 //! `Date` may come from a proxy in front of it. The rules for taking over from a silent owner are in [`takeover`].
+//!
+//! A waiter normally writes a second object beside the lock, the *bell*, which the owner polls. Other programs share
+//! locks in the *plain format*: they know only the owner, the waiter, and the end of each. They do not poll the bell,
+//! so a waiter for such an owner writes itself into the *waiting place* of the record.
 
 pub mod takeover;
 
@@ -63,7 +67,7 @@ pub struct NextHolder {
 /// Decision on a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ObjectDecision<T> {
-    /// Already granted: an earlier sending of the claim took effect, or the last owner handed the lock to us.
+    /// Already granted: an earlier attempt of the claim took effect, or the last owner handed the lock to us.
     AlreadyGranted,
     /// Write this record, conditional on the version that was read. Success is the grant.
     Write(LockObject<T>),
@@ -94,6 +98,7 @@ pub enum ObjectDecision<T> {
 /// store that sometimes answers from an old copy can shorten a hold, and never lengthen one.
 #[derive(Clone, Debug)]
 pub struct WaiterReads {
+    /// Time at which the last read that found the lock not granted was sent.
     ungranted: Time,
     /// Largest fencing number that was seen.
     fence: Option<u64>,
@@ -119,7 +124,7 @@ impl ClockResolution {
         self.0 * 2
     }
 
-    /// Smallest lease that is supported: the slack must be small beside it.
+    /// Smallest lease that is supported: the slack must be small compared with the lease.
     pub fn min_ttl(self) -> Duration {
         self.0 * 10
     }
@@ -136,7 +141,8 @@ impl WaiterReads {
         self.stamp = Some(stamp);
     }
 
-    /// Evidence about a version first shown by a reply before `first`, as of a read whose reply came before `now`.
+    /// Evidence about a version, for a decision on a read. `first` is an instant after the reply that first showed the
+    /// version, and `now` is an instant after the reply to that read.
     pub fn evidence(&self, first: Time, now: Time) -> TakeoverEvidence {
         TakeoverEvidence {
             first_seen: first,
@@ -203,7 +209,7 @@ impl<T> ObjectRead<T> {
         self.record.as_ref()?.fence
     }
 
-    /// True if the owner polls the bell.
+    /// True if the owner polls the bell. An owner that does so has written a lease.
     pub fn polls_bell(&self) -> bool {
         self.record.as_ref().is_some_and(|record| record.lease.is_some())
     }
@@ -247,16 +253,16 @@ impl<T: Clone> ObjectRead<T> {
 }
 
 impl<T> LockObject<T> {
-    /// True if `id` holds the lock, unless it was taken over.
+    /// True if the owner is `id` and has not released, even if its lease has expired.
     pub fn is_owned_by(&self, id: &str) -> bool {
         self.owner == id && !self.expires.is_zero()
     }
 }
 
 impl<T: Clone> LockObject<T> {
-    /// Record that renews the hold of `id`; `None` if `id` does not hold the lock. The waiter's mark is kept. `fence`
-    /// is the number of the grant: it is written again, because a waiter of the plain format drops it when it leaves
-    /// its mark.
+    /// Record that renews the hold of `id`; `None` if `id` does not hold the lock. The waiting place is kept. `fence`
+    /// is the number of the grant. It is written again, because a waiter of the plain format drops the number when it
+    /// writes itself into the waiting place.
     #[must_use]
     pub fn renew(&self, id: &str, fence: u64, lease: Duration, now: Duration) -> Option<Self> {
         self.is_owned_by(id).then(|| Self {
@@ -269,8 +275,8 @@ impl<T: Clone> LockObject<T> {
 
     /// Record that releases the hold of `id`; `None` if `id` does not hold the lock.
     ///
-    /// The same write makes the waiter at the bell the next owner. A waiter that is only named in the record takes the
-    /// lock by itself: the record stays, released, and the lock is reserved for that waiter.
+    /// If a waiter wrote the bell (`next`), the same write makes it the next owner. If another waiter has the waiting
+    /// place, the record is only marked as released. The lock stays reserved for that waiter, which then claims it.
     #[must_use]
     pub fn release(
         &self,

@@ -1,4 +1,4 @@
-//! Once per period: the slot of a time, the mark of a slot, and the decision to run it.
+//! Work that runs once per period: the slots of time, the marks of slots that were run, and the decision to run a slot.
 //!
 //! Time is divided into slots of one period each, counted from the Unix epoch, so all hosts compute the same slots. The
 //! first process to run a slot leaves a mark that is kept for two periods. In its own period the mark shows that the
@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use crate::{Key, KeyError};
 
-/// Number of keys over which the marks of a name rotate. A store that ends holds by observation keeps a mark for at
-/// most six periods and half a minute. With this many keys, the next use of a key comes later for every period from 4 s
-/// on.
+/// Number of keys over which the marks of a name rotate: a key is used again after this many periods.
+///
+/// The earlier mark has ended by then. A store that ends holds by observation keeps a mark for at most six periods and
+/// half a minute, which is less than 16 periods if a period is at least 4 s.
 pub const MARK_KEYS_PER_NAME: u64 = 16;
 
 /// Length of a slot.
@@ -38,10 +39,10 @@ impl Period {
         Ok(Self(length))
     }
 
-    /// Slot of a time, given as the time since the Unix epoch.
+    /// Slot that contains `wall`, a time since the Unix epoch.
     pub fn slot_at(self, wall: Duration) -> Slot {
-        let every = millis(self.0);
-        Slot { begins: millis(wall) / every * every, every }
+        let period = millis(self.0);
+        Slot { begins: millis(wall) / period * period, period }
     }
 }
 
@@ -65,7 +66,7 @@ impl std::error::Error for PeriodError {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
     begins: u64,
-    every: u64,
+    period: u64,
 }
 
 impl Slot {
@@ -76,14 +77,14 @@ impl Slot {
 
     /// Remaining time of the slot at `wall`; zero after its end.
     pub fn remaining_at(self, wall: Duration) -> Duration {
-        (self.begins() + Duration::from_millis(self.every)).saturating_sub(wall)
+        (self.begins() + Duration::from_millis(self.period)).saturating_sub(wall)
     }
 
     /// Time for which a mark made at `wall` is kept: two periods, or `longest` if the store keeps nothing for longer.
     /// `None` if that is less than the remaining time of the slot.
     pub fn mark_ttl(self, longest: Option<Duration>, wall: Duration) -> Option<Duration> {
-        let both = Duration::from_millis(self.every.saturating_mul(2));
-        let keep = longest.map_or(both, |longest| longest.min(both));
+        let two_periods = Duration::from_millis(self.period.saturating_mul(2));
+        let keep = longest.map_or(two_periods, |longest| longest.min(two_periods));
         (keep >= self.remaining_at(wall)).then_some(keep)
     }
 
@@ -93,7 +94,7 @@ impl Slot {
     ///
     /// If the name is so long that the key would be invalid.
     pub fn key(self, name: &Key) -> Result<Key, KeyError> {
-        Key::new(&format!("{name}@once-{:02}", self.begins / self.every % MARK_KEYS_PER_NAME))
+        Key::new(&format!("{name}@once-{:02}", self.begins / self.period % MARK_KEYS_PER_NAME))
     }
 
     /// Common prefix of the keys of a name's marks.
@@ -103,14 +104,14 @@ impl Slot {
 
     /// Mark as text, for the note of a hold.
     pub fn mark(self) -> String {
-        format!("once {}+{}ms", self.begins, self.every)
+        format!("once {}+{}ms", self.begins, self.period)
     }
 
     /// Parses a mark; `None` if the text is not a mark.
     pub fn parse(text: &str) -> Option<Self> {
-        let (begins, every) = text.strip_prefix("once ")?.strip_suffix("ms")?.split_once('+')?;
-        let slot = Self { begins: begins.parse().ok()?, every: every.parse().ok()? };
-        (slot.every > 0).then_some(slot)
+        let (begins, period) = text.strip_prefix("once ")?.strip_suffix("ms")?.split_once('+')?;
+        let slot = Self { begins: begins.parse().ok()?, period: period.parse().ok()? };
+        (slot.period > 0).then_some(slot)
     }
 
     /// Status of this slot, given an existing mark.
@@ -123,14 +124,14 @@ impl Slot {
     }
 }
 
-/// Permission to run a slot.
+/// Status of a slot, which decides if the slot may be run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlotStatus {
     /// No mark prevents it.
     Runnable,
     /// The slot was run, or is being run.
     AlreadyRun,
-    /// A later slot was run: a clock is wrong, here or there.
+    /// A later slot was run: the clock of this host or of the other host is wrong.
     Superseded,
 }
 

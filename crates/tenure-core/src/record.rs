@@ -30,7 +30,8 @@ pub struct RecordHolder<T> {
     pub claim: u128,
     /// Kind of hold.
     pub mode: Mode,
-    /// Number of the grant. `None` means the version at which this record was written: the writer could not know it.
+    /// Number of the grant. `None` stands for the version that the store gave to the write of this record, because the
+    /// writer could not know it in advance.
     pub grant: Option<u64>,
     /// Number of renewals.
     pub renewal_count: u64,
@@ -45,7 +46,7 @@ pub struct RecordHolder<T> {
 /// Claim on a key.
 #[derive(Clone, Debug)]
 pub struct RecordClaim<'a, T> {
-    /// Id of the claim, the same in every sending.
+    /// Id of the claim, the same in every attempt.
     pub claim: u128,
     /// Kind of hold.
     pub mode: Mode,
@@ -58,7 +59,7 @@ pub struct RecordClaim<'a, T> {
 /// Decision on a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecordDecision<'a, T> {
-    /// Already granted: an earlier sending of the claim took effect.
+    /// Already granted: an earlier attempt of the claim took effect.
     AlreadyGranted(&'a RecordHolder<T>),
     /// Write this record, conditional on the version that was read. Success is the grant.
     Write(CasRecord<T>),
@@ -75,17 +76,17 @@ impl<T> Default for CasRecord<T> {
 }
 
 impl<T: Clone> CasRecord<T> {
-    /// Decides a claim. `over` returns true for a holder that may be taken over.
+    /// Decides a claim. `may_take_over` returns true for a holder that may be taken over.
     pub fn claim(
         &self,
         claim: &RecordClaim<'_, T>,
         version: u64,
-        over: impl Fn(&RecordHolder<T>) -> bool,
+        may_take_over: impl Fn(&RecordHolder<T>) -> bool,
     ) -> RecordDecision<'_, T> {
         if let Some(before) = self.holder(claim.claim) {
             return RecordDecision::AlreadyGranted(before);
         }
-        let live: Vec<_> = self.holders.iter().filter(|holder| !over(holder)).collect();
+        let live: Vec<_> = self.holders.iter().filter(|holder| !may_take_over(holder)).collect();
         let compatible = |holder: &&&RecordHolder<T>| match (claim.mode, holder.mode) {
             (Mode::Shared, Mode::Shared) => true,
             (Mode::Slot { limit }, Mode::Slot { .. }) => live.len() < limit as usize,
@@ -103,7 +104,7 @@ impl<T: Clone> CasRecord<T> {
         if let Some(holder) = live.iter().find(|holder| !compatible(holder)) {
             return RecordDecision::Contended(holder);
         }
-        let mut next = self.rewritten(version, |holder| !over(holder));
+        let mut next = self.rewritten(version, |holder| !may_take_over(holder));
         next.holders.push(RecordHolder {
             claim: claim.claim,
             mode: claim.mode,
@@ -181,8 +182,8 @@ impl HolderObservations {
                 self.0.len() - 1
             });
             let (_, seen, until) = &mut self.0[at];
-            let ends = |lease| seen.observe(holder.renewal_count, lease, sent, replied);
-            *until = holder.lease.map_or(Time::MAX, ends);
+            let takeover_at = |lease| seen.observe(holder.renewal_count, lease, sent, replied);
+            *until = holder.lease.map_or(Time::MAX, takeover_at);
         }
     }
 
@@ -204,8 +205,8 @@ impl HolderObservations {
     }
 }
 
-/// Age by the store's own timestamps from which a record may be taken over without an observation. No live holder
-/// leaves its record unchanged for so long, and no two clocks of one store differ by so much.
+/// Age at which a record may be taken over without an observation. The age is measured by the store's own timestamps.
+/// No live holder leaves its record unchanged for so long, and no two clocks of one store differ by so much.
 pub fn abandoned_after(lease: Duration) -> Duration {
     lease.saturating_mul(3).saturating_add(Duration::from_secs(30))
 }
@@ -213,9 +214,9 @@ pub fn abandoned_after(lease: Duration) -> Duration {
 /// True if a record of this age by the store's own timestamps may be taken over by a challenger that has not observed
 /// it.
 ///
-/// Both ends of the age come from clocks of servers, and these can be two servers: the leader that accepted the last
-/// renewal and its successor. In addition the challenger extrapolates the store's time by its own clock for a while
-/// ([`StoreTime`]). The allowance of [`abandoned_after`] must cover both errors.
+/// The age is the difference of two server timestamps. These can come from two servers: the leader that accepted the
+/// last renewal, and its successor. In addition the challenger extrapolates the store's time by its own clock for a
+/// while ([`StoreTime`]). The allowance of [`abandoned_after`] must cover both errors.
 pub fn is_abandoned(age: Duration, lease: Duration, rules: Rules) -> bool {
     age > if rules.distrust_store_clocks { abandoned_after(lease) } else { lease }
 }

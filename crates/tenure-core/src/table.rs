@@ -83,7 +83,8 @@ pub struct LockTable<S, M> {
     entries: Slab<Entry>,
     locks: Index,
     semaphores: Index,
-    /// Holds of keys with several holders, found by their fencing number: such a key may have a million holds.
+    /// Holds of keys that can have several holders. They are found by their fencing number, because such a key may have
+    /// a million holds.
     members: Slab<Member>,
     member_numbers: Index,
     places: Slab<Place>,
@@ -92,7 +93,7 @@ pub struct LockTable<S, M> {
     owners: Slab<OwnerState>,
     /// One alarm per slot of `entries`, for sole holds. An alarm may fire too early, never too late.
     sole_timers: TimerHeap,
-    /// One alarm per hold, for holds of keys with several holders.
+    /// One alarm per hold, for holds of keys that can have several holders.
     member_timers: TimerHeap,
     /// Idle keys, the longest idle first.
     idle: List,
@@ -158,8 +159,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// Removes an owner. The cost grows with the most holds and places that it ever had at one time, not with the
     /// table.
     ///
-    /// Its places are removed first, then its holds are treated as `on_disconnect` says, each in the order of their
-    /// creation.
+    /// Its places are removed first, then its holds are treated as `on_disconnect` says, both in the order of creation.
     pub fn disconnect(&mut self, owner: Owner, on_disconnect: OnDisconnect, now: Time) {
         self.expire(now);
         if let Some(slot) = self.owner_slot(owner) {
@@ -181,8 +181,8 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             Err(refusal) => return ClaimAnswer::Refused(refusal),
         };
         if self.is_free(id, claim.mode) {
-            let at = self.grant(id, owner, claim.mode, nanos(claim.lease), now);
-            return ClaimAnswer::Granted(self.grant_of(at));
+            let hold_ref = self.grant(id, owner, claim.mode, nanos(claim.lease), now);
+            return ClaimAnswer::Granted(self.grant_of(hold_ref));
         }
         if !claim.queue {
             self.retire_if_idle(id, now);
@@ -215,10 +215,10 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             Err(refusal) => return Enqueued::Refused(refusal),
         };
         if self.is_free(id, claim.mode) {
-            let at = self.grant(id, owner, claim.mode, nanos(claim.lease), now);
-            let place = self.add_place(id, owner, claim, Stage::Granted(at), true, now);
-            self.hold_mut(at).place = place;
-            return Enqueued::Granted(self.grant_of(at));
+            let hold_ref = self.grant(id, owner, claim.mode, nanos(claim.lease), now);
+            let place = self.add_place(id, owner, claim, Stage::Granted(hold_ref), true, now);
+            self.hold_mut(hold_ref).place = place;
+            return Enqueued::Granted(self.grant_of(hold_ref));
         }
         match self.join(id, owner, claim, true, now) {
             Ok(place) => Enqueued::Queued(place),
@@ -246,12 +246,12 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
                 self.retire_if_idle(id, now);
                 Redeemed::LeaseExpired
             }
-            Stage::Granted(at) => {
+            Stage::Granted(hold_ref) => {
                 self.remove_place(place);
-                let hold = self.hold_mut(at);
+                let hold = self.hold_mut(hold_ref);
                 hold.ends = after(now, hold.lease);
-                self.arm(at);
-                Redeemed::Granted(self.grant_of(at))
+                self.arm(hold_ref);
+                Redeemed::Granted(self.grant_of(hold_ref))
             }
         }
     }
@@ -266,7 +266,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         let Place { stage, key, .. } = self.remove_place(slot);
         match stage {
             Stage::Waiting => self.promote(key, now),
-            Stage::Granted(at) => self.end(at, Some(Ending::Abandoned), now),
+            Stage::Granted(hold_ref) => self.end(hold_ref, Some(Ending::Abandoned), now),
             Stage::Lapsed => self.retire_if_idle(key, now),
         }
         true
@@ -292,13 +292,13 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         now: Time,
     ) -> Result<Renewed, NotHeld> {
         self.expire(now);
-        let (id, at) = self.hold_by_token(space, key, token).ok_or(NotHeld)?;
-        let hold = self.hold_mut(at);
+        let (id, hold_ref) = self.hold_by_token(space, key, token).ok_or(NotHeld)?;
+        let hold = self.hold_mut(hold_ref);
         let left = hold.ends.since(now);
         hold.lease = nanos(lease);
         hold.ends = after(now, hold.lease);
         let ends = hold.ends;
-        self.arm(at);
+        self.arm(hold_ref);
         self.stats.renewed += 1;
         self.stats.lease_left.record(left);
         Ok(Renewed { ends, waiters: self.entries[id].queue.len() })
@@ -317,8 +317,8 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         now: Time,
     ) -> Result<(), NotHeld> {
         self.expire(now);
-        let (_, at) = self.hold_by_token(space, key, token).ok_or(NotHeld)?;
-        self.end(at, None, now);
+        let (_, hold_ref) = self.hold_by_token(space, key, token).ok_or(NotHeld)?;
+        self.end(hold_ref, None, now);
         Ok(())
     }
 
@@ -335,8 +335,8 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         now: Time,
     ) -> Result<(), NotHeld> {
         self.expire(now);
-        let (_, at) = self.hold_by_token(space, key, token).ok_or(NotHeld)?;
-        self.detach_hold(at);
+        let (_, hold_ref) = self.hold_by_token(space, key, token).ok_or(NotHeld)?;
+        self.detach_hold(hold_ref);
         Ok(())
     }
 
@@ -354,9 +354,9 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     ) -> Result<Option<Owner>, NotHeld> {
         self.expire(now);
         let found = self.find(space, key).id();
-        let at = found.and_then(|id| self.hold_by_number(id, number)).ok_or(NotHeld)?;
-        let owner = self.owner(self.hold(at).owner);
-        self.end(at, Some(Ending::Evicted), now);
+        let hold_ref = found.and_then(|id| self.hold_by_number(id, number)).ok_or(NotHeld)?;
+        let owner = self.owner(self.hold(hold_ref).owner);
+        self.end(hold_ref, Some(Ending::Evicted), now);
         Ok(owner)
     }
 
@@ -398,7 +398,8 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
 
     /// Instant at which to call [`handle_timeout`](Self::handle_timeout); `None` if no timer is set.
     ///
-    /// The instant may be early, never late: after a call at which nothing has expired, this returns a later instant.
+    /// The instant may be too early, never too late. A call that is too early is harmless: it ends nothing, and the
+    /// instant is a later one afterwards.
     pub fn poll_timeout(&self) -> Option<Time> {
         let ends = self.next_alarm().map(|(_, alarm)| alarm.at);
         let embargo = Some(self.embargo_until).filter(|until| *until > Time::ZERO);

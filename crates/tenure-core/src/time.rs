@@ -24,7 +24,7 @@ pub struct Time(u64);
 impl Time {
     /// Origin of the clock.
     pub const ZERO: Self = Self(0);
-    /// Instant later than every instant that is ever reached: *never*.
+    /// Instant that no clock reaches: *never*.
     pub const MAX: Self = Self(u64::MAX);
 
     /// Instant `nanos` nanoseconds after the origin.
@@ -54,7 +54,8 @@ impl Add<Duration> for Time {
 impl Sub<Duration> for Time {
     type Output = Self;
 
-    /// Subtracts a duration. *Never* stays never: a hold without an end has no end after the margin is subtracted.
+    /// Subtracts a duration. *Never* stays never: if a hold has no end, the end of the hold less a margin is never as
+    /// well.
     fn sub(self, span: Duration) -> Self {
         if self == Self::MAX { self } else { Self(self.0.saturating_sub(nanos(span))) }
     }

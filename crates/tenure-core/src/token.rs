@@ -38,7 +38,8 @@ impl FencingToken {
         self.as_u128() == 0
     }
 
-    /// Epoch: it rises when a store may have lost numbers, as with a timeline or the creation of a stream.
+    /// Epoch: it rises when the store may have lost grants and their numbers. Such events are a fail-over of PostgreSQL
+    /// and the creation of a NATS stream.
     pub const fn epoch(self) -> u64 {
         self.epoch
     }
@@ -76,9 +77,9 @@ impl FromStr for FencingToken {
     type Err = TokenError;
 
     fn from_str(text: &str) -> Result<Self, TokenError> {
-        let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        let only_digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
         match text.parse() {
-            Ok(value) if digits => Ok(Self::from_u128(value)),
+            Ok(value) if only_digits => Ok(Self::from_u128(value)),
             _ => Err(TokenError::Fencing),
         }
     }
@@ -139,8 +140,9 @@ impl LockToken {
             };
             value = value << 4 | u128::from(digit);
         }
-        let halves = FencingToken::from_u128(value);
-        Some(Self { number: halves.epoch, secret: halves.number })
+        // A fencing token divides 128 bits into the same two halves, under other names.
+        let FencingToken { epoch: number, number: secret } = FencingToken::from_u128(value);
+        Some(Self { number, secret })
     }
 }
 

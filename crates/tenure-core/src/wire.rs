@@ -1,7 +1,7 @@
 //! Wire protocol of the lock server: parses and writes requests and replies, without sockets.
 //!
-//! A request is three lines (command, key, argument), a reply is one line. It is the protocol of dflockd, which
-//! deployed clients speak, plus our extension, which affects only clients that send `hello`. [`Framer`] finds the three
+//! A request is three lines (command, key, argument), a reply is one line. This is the protocol of dflockd and of its
+//! deployed clients. Our extension of the protocol affects only clients that send `hello`. [`Framer`] finds the three
 //! lines in the bytes received so far, [`Request::parse`] parses them, [`Reply`] writes and parses replies.
 //!
 //! ```

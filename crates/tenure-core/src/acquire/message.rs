@@ -39,9 +39,9 @@ pub enum AcquireInput {
 /// Instant from which a granted lease counts (contract 4). It must not lie after the start of the lease at the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LeaseStart {
-    /// Before the granted request was sent.
+    /// The instant before the granted request was sent.
     FromRequest,
-    /// Before a renewal that has yet to confirm the grant was sent.
+    /// The instant before the renewal that confirms the grant is sent. That renewal has not been made yet.
     FromConfirm,
     /// An instant on our own clock at which the store had certainly not granted the lock yet.
     ///
@@ -67,7 +67,7 @@ pub enum RequestFailure {
 /// Command to the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AcquireCommand {
-    /// Send the claim. It is always the same claim, so a grant or place from an earlier sending is found again.
+    /// Send the claim. It is always the same claim, so a grant or place from an earlier attempt is found again.
     Claim {
         /// Time limit of the request.
         limit: Duration,
@@ -79,7 +79,7 @@ pub enum AcquireCommand {
         /// Time limit of the wait.
         limit: Duration,
     },
-    /// Wait until the key changes, if the store pushes changes, or until the time-out.
+    /// Wait until the key changes, if the store pushes changes, or until the machine's time-out.
     Watch,
     /// Renew the grant, so that its lease counts from a request of our own.
     Confirm {
@@ -107,7 +107,7 @@ pub enum AcquireCommand {
 pub enum Answer {
     /// Granted.
     Acquired {
-        /// Time at which the request that the lease counts from was sent.
+        /// Instant from which the lease counts, as [`LeaseStart`] defines it.
         sent: Time,
         /// End of the hold's validity.
         deadline: Time,

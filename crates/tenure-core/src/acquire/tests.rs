@@ -224,7 +224,7 @@ fn a_claim_of_unknown_outcome_is_repeated_and_what_it_got_is_confirmed() {
     assert_eq!(feed(&mut acquire, UNANSWERED, at(1_500)), []);
     assert_eq!(step(&mut acquire), (at(1_750), vec![CLAIM]));
     let seen = feed(&mut acquire, AcquireInput::Granted(LeaseStart::FromRequest), at(1_800));
-    assert_eq!(seen, [CONFIRM], "the lease may have begun with the first sending");
+    assert_eq!(seen, [CONFIRM], "the lease may have begun with the first attempt");
     assert_eq!(feed(&mut acquire, AcquireInput::Confirmed, at(1_850)), acquired(1_800));
 }
 

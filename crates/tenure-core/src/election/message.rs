@@ -31,7 +31,7 @@ pub struct ElectionGrant {
     pub deadline: Time,
 }
 
-/// Term, for comparison with the next one.
+/// One term of this participant. Its count of grants shows if another participant led before the next term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Term {
     /// Fencing token of the grant.
@@ -41,9 +41,10 @@ pub struct Term {
 }
 
 impl Term {
-    /// True unless the counts show that no other term came between this one and `next`. False if the store does not
-    /// count: then nothing is known. If the epoch has changed, the store may have lost grants, and a term in between
-    /// cannot be ruled out.
+    /// True if another term may have come between this one and `next`: the count of grants did not grow by exactly one,
+    /// or the epoch changed, after which the store may have lost grants.
+    ///
+    /// False also if the store does not count grants, because then nothing is known.
     pub fn another_before(self, next: Self) -> bool {
         let Some((before, after)) = self.grants.zip(next.grants) else { return false };
         self.token.epoch() != next.token.epoch() || after != before.saturating_add(1)
@@ -128,7 +129,7 @@ pub enum ElectionInput {
     ReleaseFailed {
         /// Claim whose hold was to be released.
         claim: ClaimNumber,
-        /// [`Cause::NotHeld`] and [`Cause::HeldByAnother`] make it a loss.
+        /// With [`Cause::NotHeld`] or [`Cause::HeldByAnother`], the hold was lost before the release.
         cause: Cause,
     },
 }
@@ -211,8 +212,8 @@ impl ElectionInput {
 /// Command to the driver, from [`Election::poll_command`](super::Election::poll_command).
 ///
 /// Commands are executed in order. `Claim`, `Probe`, `Reacquire` and `Release` are answered by an input with the same
-/// number. A later command takes precedence over an answer that is still outstanding; the answer may then still be
-/// passed in, but is not needed.
+/// number. A later command can make an outstanding answer obsolete, such as `Release` after `Probe`. The answer is then
+/// not needed, but may be passed in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ElectionCommand {
     /// Claim the key. Connect first if there is no session.
@@ -242,7 +243,8 @@ pub enum ElectionCommand {
         claim: ClaimNumber,
     },
     /// Abort the session of this claim at once, with every request in it. Ensure that no hold or later grant of the
-    /// session lasts longer than the store's own lease. Needs no answer; a grant that came first is still reported.
+    /// session lasts longer than the store's own lease. Needs no answer, but a grant that preceded the abort is still
+    /// passed in.
     Abort {
         /// Claim of the session.
         claim: ClaimNumber,

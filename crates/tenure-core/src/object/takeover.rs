@@ -1,8 +1,8 @@
 //! Take-over from a silent owner: the clocks that may show that its lease has ended.
 //!
-//! A store stamps objects (`Last-Modified`) and dates its responses (`Date`). The two are one clock only if no proxy is
-//! between: a proxy replaces `Date` (nginx does by default). A difference of 20 s gave two holders. So a client takes
-//! over
+//! A store stamps objects (`Last-Modified`) and dates its responses (`Date`). The two times come from one clock only if
+//! there is no proxy between client and store: a proxy replaces `Date` (nginx does by default). A difference of 20 s
+//! between the two clocks has led to two holders. So a client takes over
 //!
 //! - a record that it has observed unchanged for the recorded lease plus the margin, on its own monotonic clock, as on
 //!   stores without a clock; or
@@ -23,7 +23,7 @@ use crate::{Rules, Time};
 /// truncated to whole seconds, and the reply takes time.
 pub const CLOCKS_AGREE_WITHIN: Duration = Duration::from_secs(2);
 
-/// Times of an own write: by the own clock, and as the store stamped it.
+/// Times of a client's own write: by the client's clock, and as the store stamped it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriteStamp {
     /// Instant before the write was sent, on the writer's own clock.
@@ -36,12 +36,12 @@ pub struct WriteStamp {
     pub date: Duration,
 }
 
-/// Knowledge of a version besides the read that is decided on.
+/// Evidence about a version, in addition to the read on which the decision is made.
 #[derive(Clone, Copy, Debug)]
 pub struct TakeoverEvidence {
     /// Instant after the reply that first showed the version, on the client's own clock.
     pub first_seen: Time,
-    /// Instant after the reply to the read that is decided on.
+    /// Instant after the reply to the read on which the decision is made.
     pub now: Time,
     /// Last own write of this wait.
     pub stamp: Option<WriteStamp>,
@@ -71,9 +71,10 @@ impl WriteStamp {
 
     /// Instant of the own clock that was certainly before the write that the store stamped `modified`.
     pub(super) fn instant(&self, modified: Duration, resolution: ClockResolution) -> Time {
-        // The own write was made after `sent`, and both stamps come from one clock. Each is truncated by up to one
-        // unit; the worst case is that only the own one is. The store's clock counts the span between them: a sixth
-        // less (a fifth more, if the span is subtracted) covers both clocks being slewed by 8.3 %.
+        // Our own write was made after `sent`. The other write was made later or earlier by the span between the two
+        // stamps, and the result must not be later than the other write. The store's clock measured the span: a sixth
+        // less (a fifth more, if the span is subtracted) covers both clocks being slewed by 8.3 %. Each stamp is
+        // truncated by up to one unit. The worst case, in which only our own stamp is truncated, costs one unit.
         let span = modified.abs_diff(self.modified);
         let at = if modified > self.modified {
             self.sent + span.saturating_sub(span / 6)
@@ -83,7 +84,7 @@ impl WriteStamp {
         at - resolution.0
     }
 
-    /// Time of the clock that stamps objects at the own instant `now`, or an earlier time.
+    /// Lower bound of the time that the clock that stamps objects shows at `now`.
     fn store_time(&self, now: Time) -> Duration {
         self.modified.saturating_add(now.since(self.replied))
     }
@@ -97,12 +98,13 @@ impl<T> ObjectRead<T> {
 
     /// Remaining time until a single read may take the lock over, by the headers; zero if it may now.
     pub fn held_for(&self) -> Duration {
-        self.term().map_or(Duration::ZERO, |term| abandoned_after(term).saturating_sub(self.age()))
+        let remaining = |lease| abandoned_after(lease).saturating_sub(self.age());
+        self.recorded_lease().map_or(Duration::ZERO, remaining)
     }
 
     /// True if the lease has ended by the headers alone, which does not allow a take-over.
     pub fn seems_expired(&self, resolution: ClockResolution) -> bool {
-        self.takeover_age(resolution).is_some_and(|life| self.age() >= life)
+        self.takeover_age(resolution).is_some_and(|required| self.age() >= required)
     }
 
     /// True if a claim may overwrite the owner: it released, or it may be taken over.
@@ -111,54 +113,55 @@ impl<T> ObjectRead<T> {
         evidence: &TakeoverEvidence,
         resolution: ClockResolution,
     ) -> bool {
-        let (Some(term), Some(life)) = (self.term(), self.takeover_age(resolution)) else {
+        let (Some(lease), Some(required)) = (self.recorded_lease(), self.takeover_age(resolution))
+        else {
             return true;
         };
         let unchanged = evidence.now.since(evidence.first_seen);
-        if unchanged >= life {
+        if unchanged >= required {
             return true;
         }
         // A live holder renews after a third of its lease, with a request that may take a quarter.
-        let may_still_renew = unchanged < term / 3 + term / 4;
+        let may_still_renew = unchanged < lease / 3 + lease / 4;
         if !evidence.rules.compare_store_clocks {
-            return !may_still_renew && self.age() >= life;
+            return !may_still_renew && self.age() >= required;
         }
         match evidence.stamp {
             // A waiting client has the time to observe: `Date` may be wrong by minutes.
-            None => evidence.single_read && self.is_abandoned(term),
+            None => evidence.single_read && self.is_abandoned(lease),
             Some(stamp) if !stamp.clocks_agree() => false,
-            // `Date` has confirmed that the clock that makes the stamps is right. The age is computed from stamps
-            // alone, and from the last one on by the own clock: no `Date` of a later response enters. A write from
-            // before the version was seen would add the drift of two clocks over the time between.
+            // At our own write, `Date` agreed with the clock that stamps objects. The age is the time between the two
+            // stamps, plus the time since our write by our own clock. `Date` of a later response is not used. Our write
+            // must be no earlier than `first_seen`: over a longer time, the two clocks could drift apart.
             Some(stamp) => {
                 let age = stamp.store_time(evidence.now).saturating_sub(self.modified);
-                !may_still_renew && stamp.sent >= evidence.first_seen && age >= life
+                !may_still_renew && stamp.sent >= evidence.first_seen && age >= required
             }
         }
     }
 
     /// Time for which the lock is held after the object's last change; `None` if it is not held.
-    fn term(&self) -> Option<Duration> {
+    fn recorded_lease(&self) -> Option<Duration> {
         let record = self.record.as_ref().filter(|record| !record.expires.is_zero())?;
-        // A program of the plain format writes the end by its own clock: best effort. Counted from the stamp, the
-        // result does not also depend on `Date`.
+        // A program of the plain format writes the end of its hold by its own clock, so this is only an estimate. It
+        // counts from the stamp, and thus does not depend on `Date` as well.
         Some(record.lease.unwrap_or_else(|| record.expires.saturating_sub(self.modified)))
     }
 
-    /// The same plus the time that challengers add before a take-over.
+    /// Age at which a challenger takes over: the recorded lease plus the time that challengers add.
     fn takeover_age(&self, resolution: ClockResolution) -> Option<Duration> {
-        let term = self.term()?;
-        let own =
+        let lease = self.recorded_lease()?;
+        let margin =
             self.record.as_ref().and_then(|record| record.lease).map_or(Duration::ZERO, margin);
-        Some(term.saturating_add(own.max(resolution.slack())))
+        Some(lease.saturating_add(margin.max(resolution.slack())))
     }
 
-    /// Age by two clocks, which may disagree.
+    /// Age by `Date` and `Last-Modified`, whose clocks may disagree.
     fn age(&self) -> Duration {
         self.now.saturating_sub(self.modified)
     }
 
-    fn is_abandoned(&self, term: Duration) -> bool {
-        self.age() > abandoned_after(term)
+    fn is_abandoned(&self, lease: Duration) -> bool {
+        self.age() > abandoned_after(lease)
     }
 }

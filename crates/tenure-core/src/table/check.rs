@@ -72,20 +72,23 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         assert_eq!(members, self.member_numbers.len(), "indexed numbers");
     }
 
-    fn check_hold(&self, at: HoldRef) {
-        let hold = self.hold(at);
-        let armed = match at {
+    fn check_hold(&self, hold_ref: HoldRef) {
+        let hold = self.hold(hold_ref);
+        let armed = match hold_ref {
             HoldRef::Key(id) => self.sole_timers.armed(id),
             HoldRef::Member(member) => self.member_timers.armed(member),
         };
         let in_time = armed.map_or(Time::MAX, |alarm| alarm.at) <= hold.ends;
         assert!(in_time, "{:?} has no alarm at its end", hold.token);
-        assert_eq!(self.hold_by_number(self.key_of(at), hold.token.number()), Some(at));
+        assert_eq!(self.hold_by_number(self.key_of(hold_ref), hold.token.number()), Some(hold_ref));
         if hold.owner != NONE {
-            assert_eq!(self.owners[hold.owner].holds[hold.owner_index], at, "a hold's owner index");
+            assert_eq!(
+                self.owners[hold.owner].holds[hold.owner_index], hold_ref,
+                "a hold's owner index"
+            );
         }
         if hold.place != NONE {
-            assert_eq!(self.places[hold.place].stage, Stage::Granted(at));
+            assert_eq!(self.places[hold.place].stage, Stage::Granted(hold_ref));
         }
     }
 
@@ -104,7 +107,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             }
             match place.stage {
                 Stage::Waiting => waiting += 1,
-                Stage::Granted(at) => assert_eq!(self.hold(at).place, id),
+                Stage::Granted(hold_ref) => assert_eq!(self.hold(hold_ref).place, id),
                 Stage::Lapsed => lapsed += 1,
             }
         }
@@ -121,8 +124,8 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         let owned: usize = self.owners.iter().map(|(_, owner)| owner.holds.len()).sum();
         assert!(owned <= self.holds, "holds of owners");
         for (slot, owner) in self.owners.iter() {
-            for (_, at) in owner.holds.iter() {
-                assert_eq!(self.hold(*at).owner, slot);
+            for (_, hold_ref) in owner.holds.iter() {
+                assert_eq!(self.hold(*hold_ref).owner, slot);
             }
         }
     }

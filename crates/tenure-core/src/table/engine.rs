@@ -15,7 +15,7 @@ use crate::{LockToken, Time};
 
 /// Grants and queues.
 impl<S: BuildHasher, M: Mint> LockTable<S, M> {
-    /// Brings a key into use for this mode, and returns its slot.
+    /// Checks the limits, then brings a key into use for this mode. Returns its slot.
     ///
     /// A caller that then neither grants nor queues must call `retire_if_idle`, or an idle key would count as in use.
     pub(super) fn open(&mut self, key: &[u8], found: Found, mode: Mode) -> Result<u32, Refusal> {
@@ -30,6 +30,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         Ok(self.use_key(key, found, mode))
     }
 
+    /// Brings a key into use without a check of the limits, and returns its slot.
     pub(super) fn use_key(&mut self, key: &[u8], found: Found, mode: Mode) -> u32 {
         let id = match found {
             Found::Known(id) => id,
@@ -47,6 +48,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
 
     fn add_key(&mut self, key: &[u8], hash: u32, mode: Mode) -> u32 {
         let id = self.entries.insert(Entry::new(key, mode));
+        // An earlier key of this slot may have left an alarm. The new key uses it.
         if let Some(alarm) = self.sole_timers.armed(id) {
             self.entries[id].alarm = alarm.at;
         }
@@ -70,6 +72,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         self.insert_hold(id, mode, hold)
     }
 
+    /// Hold without an owner, for a restore.
     pub(super) fn ownerless(token: LockToken, ends: Time, now: Time) -> Hold {
         let lease = nanos(ends.since(now));
         Hold { token, granted: now, ends, lease, owner: NONE, owner_index: NONE, place: NONE }
@@ -78,7 +81,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     pub(super) fn insert_hold(&mut self, id: u32, mode: Mode, hold: Hold) -> HoldRef {
         self.holds += 1;
         let owner = hold.owner;
-        let at = if mode == Mode::Exclusive {
+        let hold_ref = if mode == Mode::Exclusive {
             self.entries[id].holders = Holders::Sole(hold);
             HoldRef::Key(id)
         } else {
@@ -95,11 +98,11 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             HoldRef::Member(member)
         };
         if owner != NONE {
-            let index = self.owners[owner].holds.insert(at);
-            self.hold_mut(at).owner_index = index;
+            let index = self.owners[owner].holds.insert(hold_ref);
+            self.hold_mut(hold_ref).owner_index = index;
         }
-        self.arm(at);
-        at
+        self.arm(hold_ref);
+        hold_ref
     }
 
     /// Adds a claim at the end of the queue.
@@ -162,8 +165,8 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         let Entry { space, ref key, .. } = self.entries[id];
         // One slot is enough for a waiter, but every shared holder of a lock must release it.
         let limit = if space == KeySpace::Semaphore { 1 } else { usize::MAX };
-        let owned = self.holds_of(id).take(limit).filter_map(|at| {
-            let hold = self.hold(at);
+        let owned = self.holds_of(id).take(limit).filter_map(|hold_ref| {
+            let hold = self.hold(hold_ref);
             Some((self.owner(hold.owner)?, hold.token))
         });
         let event =
@@ -187,10 +190,10 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         if self.embargo_until > Time::ZERO && self.embargo_until <= now {
             self.end_embargo(now);
         }
-        while let Some((at, alarm)) = self.next_alarm()
+        while let Some((hold_ref, alarm)) = self.next_alarm()
             && alarm.at <= now
         {
-            self.fire_alarm(at, alarm, now);
+            self.fire_alarm(hold_ref, alarm, now);
         }
     }
 
@@ -198,9 +201,9 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     fn end_embargo(&mut self, now: Time) {
         self.embargo_until = Time::ZERO;
         let first = |(id, entry): (u32, &Entry)| Some((entry.queue.first()?, id));
-        let mut waited_for: Vec<_> = self.entries.iter().filter_map(first).collect();
-        waited_for.sort_unstable_by_key(|(place, _)| self.places[*place].serial);
-        for (_, id) in waited_for {
+        let mut queued_keys: Vec<_> = self.entries.iter().filter_map(first).collect();
+        queued_keys.sort_unstable_by_key(|(place, _)| self.places[*place].serial);
+        for (_, id) in queued_keys {
             self.promote(id, now);
         }
     }
@@ -215,13 +218,13 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         }
     }
 
-    /// Ensures that an alarm fires at the end of the hold or earlier. An early alarm is set to the real end when it
-    /// fires, and the pending one is kept while it is early enough. So a renewal, or another grant of a known key,
-    /// costs nothing here.
-    pub(super) fn arm(&mut self, at: HoldRef) {
-        let hold = self.hold(at);
+    /// Ensures that an alarm fires at the end of the hold or earlier. A pending alarm that fires earlier is kept: when
+    /// it fires, it is set to the end that the hold then has. So a renewal, or another grant of a known key, costs
+    /// nothing here.
+    pub(super) fn arm(&mut self, hold_ref: HoldRef) {
+        let hold = self.hold(hold_ref);
         let alarm = |id| Alarm { at: hold.ends, number: hold.token.number(), id };
-        match at {
+        match hold_ref {
             HoldRef::Key(id) => {
                 let alarm = alarm(id);
                 let entry = &mut self.entries[id];
@@ -241,24 +244,24 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     }
 
     /// Handles an alarm: the hold has expired, the alarm was early, or its hold is gone.
-    fn fire_alarm(&mut self, at: HoldRef, alarm: Alarm, now: Time) {
-        let hold = match at {
+    fn fire_alarm(&mut self, hold_ref: HoldRef, alarm: Alarm, now: Time) {
+        let hold = match hold_ref {
             HoldRef::Key(id) if !self.entries.get(id).is_some_and(Entry::is_sole) => None,
-            at => Some(self.hold(at)),
+            hold_ref => Some(self.hold(hold_ref)),
         };
-        let real = hold.map(|hold| (hold.ends, hold.token.number()));
-        self.disarm(at);
-        match real {
+        let actual_end = hold.map(|hold| (hold.ends, hold.token.number()));
+        self.disarm(hold_ref);
+        match actual_end {
             Some(end) if end == (alarm.at, alarm.number) => {
-                self.end(at, Some(Ending::Expired), now);
+                self.end(hold_ref, Some(Ending::Expired), now);
             }
-            Some(_) => self.arm(at),
+            Some(_) => self.arm(hold_ref),
             None => {}
         }
     }
 
-    fn disarm(&mut self, at: HoldRef) {
-        match at {
+    fn disarm(&mut self, hold_ref: HoldRef) {
+        match hold_ref {
             HoldRef::Key(id) => {
                 if let Some(entry) = self.entries.get_mut(id) {
                     entry.alarm = Time::MAX;
@@ -271,18 +274,18 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
 
     /// Ends a hold and grants the key to the next waiters. `how` is `None` for a release: it needs no event, since its
     /// caller gets the answer.
-    pub(super) fn end(&mut self, at: HoldRef, how: Option<Ending>, now: Time) {
-        let place = self.hold(at).place;
+    pub(super) fn end(&mut self, hold_ref: HoldRef, how: Option<Ending>, now: Time) {
+        let place = self.hold(hold_ref).place;
         if place != NONE {
             if matches!(how, Some(Ending::Expired | Ending::Evicted)) {
                 self.places[place].stage = Stage::Lapsed;
-                let id = self.key_of(at);
+                let id = self.key_of(hold_ref);
                 self.entries[id].lapsed += 1;
             } else {
                 self.remove_place(place);
             }
         }
-        let (id, hold) = self.remove_hold(at, now);
+        let (id, hold) = self.remove_hold(hold_ref, now);
         self.stats.record_end(how, now.since(hold.granted));
         if let Some(how) = how {
             let entry = &self.entries[id];
@@ -305,16 +308,16 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
                 return;
             }
             let place = self.place_id(first);
-            let at = self.grant(id, owner, mode, lease, now);
+            let hold_ref = self.grant(id, owner, mode, lease, now);
             self.stats.wait_times.record(now.since(since));
             if two_phase {
                 self.leave_queue(first);
-                self.places[first].stage = Stage::Granted(at);
-                self.hold_mut(at).place = first;
+                self.places[first].stage = Stage::Granted(hold_ref);
+                self.hold_mut(hold_ref).place = first;
             } else {
                 self.remove_place(first);
             }
-            let owner = self.owner(owner).expect("the places of an owner go with it");
+            let owner = self.owner(owner).expect("the places of an owner are removed with it");
             let entry = &self.entries[id];
             self.events.push_back(TableEvent::Granted {
                 place,
@@ -322,7 +325,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
                 space: entry.space,
                 key: entry.key.clone(),
                 mode,
-                grant: self.grant_of(at),
+                grant: self.grant_of(hold_ref),
             });
         }
         self.retire_if_idle(id, now);
@@ -333,7 +336,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         let Place { stage, owner, owner_index, key, two_phase, .. } = self.places[place];
         match stage {
             Stage::Waiting => self.leave_queue(place),
-            Stage::Granted(at) => self.hold_mut(at).place = NONE,
+            Stage::Granted(hold_ref) => self.hold_mut(hold_ref).place = NONE,
             Stage::Lapsed => self.entries[key].lapsed -= 1,
         }
         if two_phase {
@@ -350,36 +353,37 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     pub(super) fn remove_owner(&mut self, owner: u32, on_disconnect: OnDisconnect, now: Time) {
         let mut places: Vec<u32> = self.owners[owner].places.iter().map(|(_, p)| *p).collect();
         places.sort_unstable_by_key(|place| self.places[*place].serial);
-        let mut left = Vec::new();
+        let mut left_queues = Vec::new();
         for place in places {
             let Place { stage, key, serial, .. } = self.remove_place(place);
             match stage {
-                Stage::Waiting => left.push((key, serial)),
+                Stage::Waiting => left_queues.push((key, serial)),
                 Stage::Granted(_) => {}
                 Stage::Lapsed => self.retire_if_idle(key, now),
             }
         }
         // Promote each key once: the first call may retire it.
-        left.sort_unstable();
-        left.dedup_by_key(|(key, _)| *key);
-        left.sort_unstable_by_key(|(_, serial)| *serial);
-        for (key, _) in left {
+        left_queues.sort_unstable();
+        left_queues.dedup_by_key(|(key, _)| *key);
+        left_queues.sort_unstable_by_key(|(_, serial)| *serial);
+        for (key, _) in left_queues {
             self.promote(key, now);
         }
-        let mut holds: Vec<HoldRef> = self.owners[owner].holds.iter().map(|(_, at)| *at).collect();
-        holds.sort_unstable_by_key(|at| self.hold(*at).token.number());
-        for at in holds {
+        let mut holds: Vec<HoldRef> =
+            self.owners[owner].holds.iter().map(|(_, hold_ref)| *hold_ref).collect();
+        holds.sort_unstable_by_key(|hold_ref| self.hold(*hold_ref).token.number());
+        for hold_ref in holds {
             match on_disconnect {
-                OnDisconnect::Release => self.end(at, Some(Ending::Disconnected), now),
-                OnDisconnect::KeepHolds => self.hold_mut(at).owner = NONE,
+                OnDisconnect::Release => self.end(hold_ref, Some(Ending::Disconnected), now),
+                OnDisconnect::KeepHolds => self.hold_mut(hold_ref).owner = NONE,
             }
         }
         self.owners.remove(owner);
     }
 
     /// Detaches a hold from its owner.
-    pub(super) fn detach_hold(&mut self, at: HoldRef) {
-        let hold = self.hold_mut(at);
+    pub(super) fn detach_hold(&mut self, hold_ref: HoldRef) {
+        let hold = self.hold_mut(hold_ref);
         let (owner, index) = (std::mem::replace(&mut hold.owner, NONE), hold.owner_index);
         if owner != NONE {
             let holds = &mut self.owners[owner].holds;
@@ -395,11 +399,11 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     }
 
     /// Removes a hold from its key and from its owner.
-    fn remove_hold(&mut self, at: HoldRef, now: Time) -> (u32, Hold) {
+    fn remove_hold(&mut self, hold_ref: HoldRef, now: Time) -> (u32, Hold) {
         let unheld = Holders::Unheld { idle_since: now };
-        let id = self.key_of(at);
+        let id = self.key_of(hold_ref);
         let holders = &mut self.entries[id].holders;
-        let hold = match at {
+        let hold = match hold_ref {
             HoldRef::Key(_) => match std::mem::replace(holders, unheld) {
                 Holders::Sole(hold) => hold,
                 _ => unreachable!("key {id} has no sole hold"),
@@ -454,8 +458,8 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         }
     }
 
-    /// Drops the longest idle key. Its alarm, if any, stays: it belongs to the slot, and the next key there need not
-    /// set one.
+    /// Drops the longest idle key. Its alarm, if any, stays armed: the alarm belongs to the slot, and the next key in
+    /// the slot uses it.
     fn drop_longest_idle(&mut self) {
         let Some(id) = self.idle.first() else { return };
         self.idle.remove(&mut self.entries, id);

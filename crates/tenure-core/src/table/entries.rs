@@ -54,7 +54,7 @@ pub(super) struct Hold {
     pub(super) place: u32,
 }
 
-/// Hold of a key that has several holders.
+/// Hold of a key that can have several holders.
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) hold: Hold,

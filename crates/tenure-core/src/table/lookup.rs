@@ -89,8 +89,8 @@ impl<S: BuildHasher, M> LockTable<S, M> {
         token: LockToken,
     ) -> Option<(u32, HoldRef)> {
         let id = self.find(space, key).id()?;
-        let at = self.hold_by_number(id, token.number())?;
-        (self.hold(at).token == token).then_some((id, at))
+        let hold_ref = self.hold_by_number(id, token.number())?;
+        (self.hold(hold_ref).token == token).then_some((id, hold_ref))
     }
 
     /// Hold of a key that has this fencing number.
@@ -108,8 +108,8 @@ impl<S: BuildHasher, M> LockTable<S, M> {
         }
     }
 
-    pub(super) fn hold(&self, at: HoldRef) -> &Hold {
-        match at {
+    pub(super) fn hold(&self, hold_ref: HoldRef) -> &Hold {
+        match hold_ref {
             HoldRef::Member(member) => &self.members[member].hold,
             HoldRef::Key(id) => match &self.entries[id].holders {
                 Holders::Sole(hold) => hold,
@@ -118,8 +118,8 @@ impl<S: BuildHasher, M> LockTable<S, M> {
         }
     }
 
-    pub(super) fn hold_mut(&mut self, at: HoldRef) -> &mut Hold {
-        match at {
+    pub(super) fn hold_mut(&mut self, hold_ref: HoldRef) -> &mut Hold {
+        match hold_ref {
             HoldRef::Member(member) => &mut self.members[member].hold,
             HoldRef::Key(id) => match &mut self.entries[id].holders {
                 Holders::Sole(hold) => hold,
@@ -138,8 +138,8 @@ impl<S: BuildHasher, M> LockTable<S, M> {
         sole.into_iter().chain(members.iter(&self.members).map(HoldRef::Member))
     }
 
-    pub(super) fn key_of(&self, at: HoldRef) -> u32 {
-        match at {
+    pub(super) fn key_of(&self, hold_ref: HoldRef) -> u32 {
+        match hold_ref {
             HoldRef::Key(id) => id,
             HoldRef::Member(member) => self.members[member].key,
         }
@@ -169,14 +169,14 @@ impl<S: BuildHasher, M> LockTable<S, M> {
         std::iter::successors(Some(place), before).count() - 1
     }
 
-    /// Hold at `at`, as reported to its owner.
-    pub(super) fn grant_of(&self, at: HoldRef) -> Grant {
-        let hold = self.hold(at);
+    /// Hold at `hold_ref`, as reported to its owner.
+    pub(super) fn grant_of(&self, hold_ref: HoldRef) -> Grant {
+        let hold = self.hold(hold_ref);
         Grant {
             token: hold.token,
             lease: Duration::from_nanos(hold.lease),
             ends: hold.ends,
-            waiters: self.entries[self.key_of(at)].queue.len(),
+            waiters: self.entries[self.key_of(hold_ref)].queue.len(),
         }
     }
 

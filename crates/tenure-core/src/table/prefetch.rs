@@ -45,7 +45,8 @@ impl Prefetched {
 }
 
 impl<S: BuildHasher, M: Mint> LockTable<S, M> {
-    /// Loads the memory that the next operations need: those that take a key, in their order, up to [`MAX_PREFETCH`].
+    /// Loads the memory that the next operations need. `upcoming` lists the next operations that take a key, in the
+    /// order in which they will be made. Only the first [`MAX_PREFETCH`] count.
     ///
     /// This changes no answer, only the time that it takes. With a million keys, a batch of 32 operations takes a third
     /// of the time; with few keys a prefetch costs nothing. Only a key that is not in the table costs a second hash. It
@@ -80,17 +81,17 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         }));
         // One short loop per step of the chain, over all keys. Within a loop no load depends on another, so the
         // processor starts the later ones while it waits for the first. One loop that took each key through all steps
-        // would lose this: the dependent loads and branches of a key fill the processor's window and delay the next
-        // key.
+        // would lose this: the dependent loads and branches of one key fill the processor's out-of-order window, and
+        // delay the loads of the next key.
         let mut loaded = 0;
         for PrefetchedKey { space, hash, .. } in &keys {
             loaded ^= self.index(*space).home(*hash);
         }
         for PrefetchedKey { space, hash, id, .. } in &mut keys {
-            // This accepts the first entry with the hash: to compare keys would load the entries one after another, the
-            // very misses that the next loop overlaps. The entry may be the wrong one, and it may be removed or its
-            // slot reused before the operation runs. `LockTable::find` therefore compares space and key again, and
-            // searches the index if they differ: a stale id costs time, and never finds another key.
+            // This accepts the first entry with the hash. To compare the keys here would load the entries one after
+            // another, and these are the misses that the next loop overlaps. So the entry may be the wrong one. It may
+            // also be removed, or its slot reused, before the operation runs. `LockTable::find` therefore compares
+            // space and key, and searches the index if they differ: a stale id costs time, and never finds another key.
             *id = self.index(*space).find(*hash, |_| true).unwrap_or(NONE);
         }
         for PrefetchedKey { id, .. } in &keys {

@@ -3,14 +3,14 @@
 use super::slab::NONE;
 use crate::Time;
 
-/// At most one alarm per slab number, the earliest first.
+/// At most one alarm per slab slot, the earliest first.
 ///
-/// A 4-ary heap, which is half as deep as a binary heap. The position of each number is kept, so an alarm can be moved
+/// A 4-ary heap, which is half as deep as a binary heap. The position of each alarm is kept, so an alarm can be moved
 /// or removed.
 #[derive(Debug)]
 pub(super) struct TimerHeap {
     heap: Vec<Alarm>,
-    /// Position in the heap of each number's alarm.
+    /// Position in the heap of each slot's alarm, or `NONE`.
     positions: Vec<u32>,
 }
 
@@ -20,6 +20,7 @@ pub(super) struct Alarm {
     pub(super) at: Time,
     /// Fencing number of the hold.
     pub(super) number: u64,
+    /// Slab slot of the hold.
     pub(super) id: u32,
 }
 
@@ -43,7 +44,7 @@ impl TimerHeap {
     pub(super) fn arm(&mut self, alarm: Alarm) {
         if let Some(position) = self.position(alarm.id) {
             self.heap[position] = alarm;
-            self.settle(position);
+            self.rise_or_sink(position);
             return;
         }
         if self.positions.len() <= alarm.id as usize {
@@ -60,7 +61,7 @@ impl TimerHeap {
         let last = self.heap.pop().expect("the heap holds the alarm");
         if position < self.heap.len() {
             self.heap[position] = last;
-            self.settle(position);
+            self.rise_or_sink(position);
         }
     }
 
@@ -82,7 +83,7 @@ impl TimerHeap {
         (position != NONE).then_some(position as usize)
     }
 
-    fn settle(&mut self, position: usize) {
+    fn rise_or_sink(&mut self, position: usize) {
         if position > 0 && self.heap[position] < self.heap[(position - 1) / CHILDREN] {
             self.rise(position);
         } else {

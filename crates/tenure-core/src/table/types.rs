@@ -281,7 +281,7 @@ pub enum TableEvent {
         /// New hold.
         grant: Grant,
     },
-    /// A hold ended by other means than [`LockTable::release`](super::LockTable::release).
+    /// A hold ended otherwise than by [`LockTable::release`](super::LockTable::release).
     Ended {
         /// Cause of the end.
         how: Ending,
@@ -295,7 +295,7 @@ pub enum TableEvent {
         token: LockToken,
     },
     /// A waiter joined the empty queue of a held key. Sent to every holder of a lock. For a semaphore it is sent only
-    /// to the longest holder, since one slot is enough. Only if [`TableConfig::notify_holders`] is set.
+    /// to the holder with the oldest grant, since one slot is enough. Only if [`TableConfig::notify_holders`] is set.
     HandoffRequested {
         /// Holder that is asked to hand off.
         owner: Owner,
@@ -377,7 +377,7 @@ pub struct Summary {
     pub holders: u32,
     /// Number of waiters.
     pub waiters: u32,
-    /// Longest holder.
+    /// Holder with the oldest grant.
     pub first: Option<Holder>,
     /// Time since which the key is idle; `None` while it is in use.
     pub idle_since: Option<Time>,

@@ -101,9 +101,9 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// table's history of operations.
     pub fn holds(&self) -> impl Iterator<Item = HoldSnapshot<'_>> {
         let keys = self.entries.iter();
-        keys.flat_map(|(id, entry)| self.holds_of(id).map(move |at| (entry, at))).map(
-            |(entry, at)| {
-                let hold = self.hold(at);
+        keys.flat_map(|(id, entry)| self.holds_of(id).map(move |hold_ref| (entry, hold_ref))).map(
+            |(entry, hold_ref)| {
+                let hold = self.hold(hold_ref);
                 HoldSnapshot {
                     key: &entry.key,
                     mode: mode_of(entry),
@@ -129,8 +129,8 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
 
     fn holders(&self, id: u32) -> impl Iterator<Item = Holder> {
         let mode = mode_of(&self.entries[id]);
-        self.holds_of(id).map(move |at| {
-            let hold = self.hold(at);
+        self.holds_of(id).map(move |hold_ref| {
+            let hold = self.hold(hold_ref);
             Holder {
                 number: hold.token.number(),
                 mode,
@@ -146,7 +146,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         let waiting = &self.places[place];
         Waiter {
             place: self.place_id(place),
-            owner: self.owner(waiting.owner).expect("the places of an owner go with it"),
+            owner: self.owner(waiting.owner).expect("the places of an owner are removed with it"),
             mode: in_use(&self.entries[waiting.key], waiting.mode),
             since: waiting.since,
         }

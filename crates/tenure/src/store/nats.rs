@@ -1,10 +1,11 @@
-//! The NATS store: locks in a key-value bucket of JetStream, which replicates it.
+//! The NATS store: locks in a key-value bucket, which JetStream replicates.
 //!
 //! One record per key lists its holders and their leases. Every write names the sequence that it replaces, and the
-//! server refuses it if the record has changed since: of several simultaneous attempts one succeeds. A holder that
-//! stops renewing is taken over by a client that has seen the record unchanged for the lease and a margin, by that
-//! client's own clock. Clocks of clients are never compared. Several holders (shared locks, semaphores) share one
-//! record, and each is observed on its own.
+//! server refuses it if the record has changed since: of several simultaneous attempts one succeeds.
+//!
+//! A holder that stops renewing is taken over by a client that has seen no renewal for the lease and a margin. The
+//! client measures that time on its own clock: clocks of clients are never compared. Several holders (shared locks,
+//! semaphores) share one record, and the renewals of each holder are observed separately.
 //!
 //! Where to read:
 //!
@@ -77,7 +78,7 @@ use crate::{Error, ErrorKind, Result};
 #[derive(Clone)]
 pub struct NatsStore {
     inner: Arc<NatsInner>,
-    /// True if this store created the bucket.
+    /// True if the bucket was absent, and was created when this store connected.
     created: bool,
 }
 
@@ -128,8 +129,9 @@ impl NatsStore {
             let message = "JetStream is off on this server: start it with --jetstream";
             return Err(Error::new(ErrorKind::Misconfigured, message));
         }
-        // Counted before the settings are read. Counted after, a reconnect in between would look as if the settings had
-        // been read over the new connection, and an edit of the bucket during the outage would go unnoticed.
+        // The connections are counted before the settings are read. If they were counted afterwards, a reconnect in
+        // between would look as if the settings had been read over the new connection, and an edit of the bucket during
+        // the outage would go unnoticed.
         let connections = api.connections();
         let (info, layout, created) = bucket::open(&api, &options, until).await?;
         let lineage = Lineage::new(&info, api.clock.now())?;
@@ -154,14 +156,14 @@ impl NatsStore {
         self.inner.layout != BucketLayout::Native
     }
 
-    fn at(&self, error: Error, key: &Key) -> Error {
+    fn explain(&self, error: Error, key: &Key) -> Error {
         error.on(key).at(self)
     }
 
     async fn read(&self, key: &Key, space: KeySpace) -> Result<KnownKey> {
         let subject = self.inner.subject(key, space);
         let read = self.inner.read(&subject, self.inner.api.deadline_after(REQUEST_TIMEOUT)).await;
-        read.map_err(|error| self.at(error, key))
+        read.map_err(|error| self.explain(error, key))
     }
 
     /// True if the bucket's layout has keys of this space. nlock's has locks only.
@@ -173,18 +175,18 @@ impl NatsStore {
     async fn evict_in(&self, key: &Key, space: KeySpace, token: FencingToken) -> Result<bool> {
         let subject = self.inner.subject(key, space);
         let until = self.inner.api.deadline_after(REQUEST_TIMEOUT);
-        // A renewal may come between the read and the write, and the write is then refused: read again. The token, not
-        // the sequence, says which hold is meant, so that a retry never breaks a later one.
+        // A renewal may come between the read and the write, and the write is then refused: read again. The hold is
+        // found by its token in each round, so that a retry never breaks the hold of a later grant.
         for _ in 0..5 {
             let known = self.inner.read(&subject, until).await?;
             let epoch = self.inner.lineage().epoch;
-            let named =
+            let evicted =
                 known.record.holders.iter().find(|holder| {
                     FencingToken::new(epoch, holder.number(known.sequence)) == token
                 });
-            let Some(claim) = named.map(|holder| holder.claim) else { return Ok(false) };
+            let Some(claim) = evicted.map(|holder| holder.claim) else { return Ok(false) };
             let next = known.record.release(claim, known.sequence);
-            let next = next.expect("the holder was found in it");
+            let next = next.expect("the record contains the holder");
             match self.inner.put(&subject, known.sequence, next, until).await? {
                 (WriteOutcome::Done(_), _) => return Ok(true),
                 (WriteOutcome::Conflict, _) => {}
@@ -238,19 +240,19 @@ impl Store for NatsStore {
     }
 
     async fn claim(&self, claim: &Claim, limit: Duration) -> Result<Answer> {
-        self.inner.claim(claim, limit).await.map_err(|error| self.at(error, &claim.key))
+        self.inner.claim(claim, limit).await.map_err(|error| self.explain(error, &claim.key))
     }
 
     async fn resume(&self, key: &Key, handle: &Handle) -> Result<Box<dyn Hold>> {
         let Some((space, claim, token)) = read_handle(handle) else {
             let message = "the handle is not one of a NATS store";
-            return Err(self.at(Error::new(ErrorKind::Invalid, message), key));
+            return Err(self.explain(Error::new(ErrorKind::Invalid, message), key));
         };
         let known = self.read(key, space).await?;
         let ours = known.record.holder(claim);
         let ours = ours.filter(|holder| holder.number(known.sequence) == token.number());
         let Some(held) = ours.map(|holder| holder.held) else {
-            return Err(self.at(Error::new(ErrorKind::NotHeld, "the hold has ended"), key));
+            return Err(self.explain(Error::new(ErrorKind::NotHeld, "the hold has ended"), key));
         };
         Ok(Box::new(NatsHold {
             inner: Arc::clone(&self.inner),
@@ -269,7 +271,7 @@ impl Store for NatsStore {
     async fn changed(&self, key: &Key, space: KeySpace, since: Version) -> Result<()> {
         let subject = self.inner.subject(key, space);
         let changes = self.inner.watches.subscribe(&self.inner, &subject).await;
-        let mut changes = changes.map_err(|error| self.at(error, key))?;
+        let mut changes = changes.map_err(|error| self.explain(error, key))?;
         loop {
             changes.borrow_and_update();
             let now = self.inner.now();
@@ -283,7 +285,7 @@ impl Store for NatsStore {
             tokio::select! {
                 watched = changes.changed() => watched.map_err(|error| {
                     let message = "the watch has ended";
-                    self.at(Error::new(ErrorKind::Unavailable, message).because(error), key)
+                    self.explain(Error::new(ErrorKind::Unavailable, message).because(error), key)
                 })?,
                 () = self.inner.api.clock.sleep_until(due) => {}
             }
@@ -296,7 +298,7 @@ impl Store for NatsStore {
         let mut state = self.inner.key_state(key.clone(), space, &known);
         if self.inner.layout == BucketLayout::Native {
             let waiters = self.inner.waiters(key, space, &known).await;
-            state.waiters = waiters.map_err(|error| self.at(error, key))?;
+            state.waiters = waiters.map_err(|error| self.explain(error, key))?;
         }
         Ok(state)
     }
@@ -342,14 +344,14 @@ impl Store for NatsStore {
             [KeySpace::Lock, KeySpace::Semaphore].into_iter().filter(|space| self.has_space(*space))
         {
             let evicted = self.evict_in(key, space, token).await;
-            if evicted.map_err(|error| self.at(error, key))? {
+            if evicted.map_err(|error| self.explain(error, key))? {
                 tracing::info!(name: "tenure.evicted", %key, store = %self, %token, reason);
                 return Ok(());
             }
         }
         let message =
             format!("no hold has the token {token}: see `tenure status` for the present holder");
-        Err(self.at(Error::new(ErrorKind::NotHeld, message), key))
+        Err(self.explain(Error::new(ErrorKind::NotHeld, message), key))
     }
 
     async fn examine(&self, limit: Duration) -> Vec<Finding> {

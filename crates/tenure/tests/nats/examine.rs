@@ -118,7 +118,7 @@ async fn how_often_a_server_writes_to_disk_is_told_by_its_monitoring_port() {
     let Some(program) = services::nats_server() else { return };
     for (sync, verdict, part) in [
         ("always", FindingLevel::Ok, "on disk before it is acknowledged"),
-        ("7s", FindingLevel::Warning, "up to 7s before: if its server loses power"),
+        ("7s", FindingLevel::Warning, "up to 7s before it is on disk: if its server loses power"),
     ] {
         let folder = tempfile::tempdir().expect("a folder");
         let config = folder.path().join("server.conf");

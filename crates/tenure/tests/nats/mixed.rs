@@ -112,7 +112,7 @@ async fn a_longer_ttl_than_the_buckets_is_refused() {
     let client = connect(&bucket(&server)).await;
     let error = client.lock("key").ttl(TTL * 2).acquire().await.expect_err("too long");
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
-    assert!(error.to_string().contains("the bucket's own of 2s"), "{error}");
+    assert!(error.to_string().contains("the bucket's ttl of 2s"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

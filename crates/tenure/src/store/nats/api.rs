@@ -24,7 +24,7 @@ const EXPECTED: &str = "Nats-Expected-Last-Subject-Sequence";
 pub(super) const OPERATION: &str = "KV-Operation";
 /// Header of a marker that the server writes in place of an expired message.
 const MARKER: &str = "Nats-Marker-Reason";
-/// Header with a record of tenure's: in nlock's layout beside the owner id that nlock reads, and on a deleted ticket.
+/// Header with a record of tenure: in nlock's layout beside the owner id that nlock reads, and on a deleted ticket.
 pub(super) const ABOUT: &str = "Tenure-Holder";
 
 /// The condition of a write is not met: another write came first.
@@ -41,12 +41,12 @@ pub(super) const NO_STREAM: u64 = 10_059;
 const JETSTREAM_OFF: u64 = 10_076;
 const JETSTREAM_OFF_FOR_ACCOUNT: u64 = 10_039;
 
-/// A connection, and the errors that the server sent on it outside of replies.
+/// A connection, on which requests are sent.
 #[derive(Clone)]
 pub(super) struct Api {
     pub(super) client: Client,
     pub(super) clock: Clock,
-    /// Errors that are no reply to a request.
+    /// Errors that the server sent outside of replies.
     pub(super) async_errors: Arc<AsyncErrors>,
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Message {
     pub(super) sequence: u64,
     /// Server timestamp, in nanoseconds.
     pub(super) time: u64,
-    /// Value of the [`ABOUT`] header.
+    /// Value of the `Tenure-Holder` header.
     pub(super) about: Option<String>,
     /// `None` for a deletion or an expiry marker.
     pub(super) value: Option<Vec<u8>>,
@@ -83,7 +83,7 @@ pub(super) struct Message {
 pub(super) struct KeyWrite {
     /// `DEL` for a deletion; `None` for a new value.
     pub(super) operation: Option<&'static str>,
-    /// Value of the [`ABOUT`] header.
+    /// Value of the `Tenure-Holder` header.
     pub(super) about: Option<String>,
     pub(super) value: Vec<u8>,
 }
@@ -99,9 +99,11 @@ pub(super) struct JetStreamError {
     description: String,
 }
 
-/// Failure of a request: refused by the server, or not answered.
+/// Failure of a request.
 pub(super) enum ApiError {
+    /// The server answered with an error.
     Refused(JetStreamError),
+    /// There was no reply, or it could not be parsed.
     Failed(Error),
 }
 
@@ -161,7 +163,7 @@ impl Api {
         &self,
         subject: &str,
         expected: u64,
-        writing: KeyWrite,
+        write: KeyWrite,
         until: ApiDeadline,
     ) -> Result<WriteOutcome> {
         #[derive(Deserialize)]
@@ -172,13 +174,13 @@ impl Api {
         }
         let mut headers = HeaderMap::new();
         headers.insert(EXPECTED, expected.to_string());
-        if let Some(operation) = writing.operation {
+        if let Some(operation) = write.operation {
             headers.insert(OPERATION, operation);
         }
-        if let Some(about) = writing.about {
-            headers.insert(ABOUT, about);
+        if let Some(record_header) = write.about {
+            headers.insert(ABOUT, record_header);
         }
-        let request = Request::new().headers(headers).payload(writing.value.into());
+        let request = Request::new().headers(headers).payload(write.value.into());
         let reply = match self.send(subject, request, until).await {
             Ok(reply) => reply,
             // A publish without permission is dropped by the server: certainly not written.
@@ -235,10 +237,15 @@ impl Api {
                 let headers = String::from_utf8_lossy(&decode(&hdrs)?).into_owned();
                 let deleted = headers.lines().any(is_end_marker);
                 let value = if deleted { None } else { Some(decode(&data)?) };
-                let about =
+                let record_header =
                     headers.lines().find_map(|line| line.strip_prefix(ABOUT)?.strip_prefix(':'));
-                let about = about.map(|text| text.trim().to_owned());
-                Ok(Some(Message { subject, sequence: seq, time: nanos(&time)?, about, value }))
+                Ok(Some(Message {
+                    subject,
+                    sequence: seq,
+                    time: nanos(&time)?,
+                    about: record_header.map(|text| text.trim().to_owned()),
+                    value,
+                }))
             }
             Err(ApiError::Refused(JetStreamError { err_code: NO_MESSAGE, .. })) => Ok(None),
             Err(error) => Err(error.into()),
@@ -256,7 +263,8 @@ impl Api {
         let request = Request::new().payload(body.into());
         let reply = self.send(&format!("$JS.API.{subject}"), request, until).await;
         let reply = reply.map_err(|error| {
-            // These requests are reads, or may be repeated: a missing reply is no unknown outcome of a claim.
+            // These requests only read, or may be repeated. So a missing reply is `Unavailable`, and does not make the
+            // outcome of a claim `Unknown`.
             ApiError::Failed(if error.kind() == ErrorKind::Unknown {
                 Error::new(ErrorKind::Unavailable, error.to_string()).because(error)
             } else {
@@ -275,7 +283,7 @@ impl Api {
 
     /// Sends one request and waits for its reply until the deadline.
     async fn send(&self, subject: &str, request: Request, until: ApiDeadline) -> Result<Vec<u8>> {
-        // The library's own timeout counts on a clock that stops while the machine is suspended.
+        // The library's own timeout is not used: its clock stops while the machine is suspended.
         let sent = self.clock.now();
         let reply = self.client.send_request(subject.to_owned(), request.timeout(None));
         tokio::select! {
@@ -283,7 +291,7 @@ impl Api {
             reply = reply => match reply {
                 Ok(message) => Ok(message.payload.to_vec()),
                 Err(error) if error.kind() == RequestErrorKind::NoResponders => {
-                    Err(unknown_outcome("no server answers for the stream: is JetStream on, and has the stream a leader?").because(error))
+                    Err(unknown_outcome("no server answers for the stream: is JetStream on, and does the stream have a leader?").because(error))
                 }
                 Err(error) => Err(unknown_outcome("the request failed in transit").because(error)),
             },
@@ -330,7 +338,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn end_markers_are_told_from_values() {
+    fn end_markers_are_distinguished_from_values() {
         for line in ["KV-Operation: DEL", "kv-operation:PURGE", "Nats-Marker-Reason: MaxAge"] {
             assert!(is_end_marker(line), "{line}");
         }

@@ -14,25 +14,26 @@ use tokio::sync::Notify;
 pub(super) struct AsyncErrors {
     /// Text and time of arrival.
     last: Mutex<Option<(String, Time)>>,
-    added: Notify,
+    arrived: Notify,
 }
 
 impl AsyncErrors {
     pub(super) fn record(&self, text: String, now: Time) {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((text, now));
-        self.added.notify_waiters();
+        self.arrived.notify_waiters();
     }
 
     /// Resolves with the error about a request that was sent on this subject at `sent`.
     pub(super) async fn wait_for(&self, subject: &str, sent: Time) -> String {
         loop {
-            // Enabled before the check: an error that arrives between the check and the await would be missed.
-            let mut added = pin!(self.added.notified());
-            added.as_mut().enable();
+            // Enabled before the check. Otherwise an error that arrives between the check and the await would be
+            // missed.
+            let mut arrived = pin!(self.arrived.notified());
+            arrived.as_mut().enable();
             if let Some(text) = self.matching(subject, sent) {
                 return text;
             }
-            added.await;
+            arrived.await;
         }
     }
 

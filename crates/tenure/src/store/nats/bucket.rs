@@ -15,8 +15,8 @@ use crate::{Error, ErrorKind, Result};
 const NLOCK_BUCKET: &str = "distributed_locks";
 /// Default ttl of nlock's buckets.
 const NLOCK_TTL: Duration = Duration::from_secs(30);
-/// Smallest `max_age` of a bucket in tenure's layout: longer than any record is needed.
-const MIN_AGE: Duration = Duration::from_secs(24 * 60 * 60);
+/// Smallest `max_age` of a bucket in tenure's layout. A shorter one would remove records that are in use.
+const MIN_MAX_AGE: Duration = Duration::from_secs(24 * 60 * 60);
 /// Number of replicas of a new bucket on a cluster.
 const CLUSTER_REPLICAS: usize = 3;
 
@@ -58,11 +58,11 @@ pub(super) struct StreamConfig {
     #[serde(default)]
     subjects: Vec<String>,
     pub(super) storage: String,
-    #[serde(default = "one")]
+    #[serde(default = "default_replicas")]
     pub(super) num_replicas: usize,
-    #[serde(default = "by_limits")]
+    #[serde(default = "default_retention")]
     pub(super) retention: String,
-    #[serde(default = "old")]
+    #[serde(default = "default_discard")]
     pub(super) discard: String,
     /// Limits of the whole stream; unlimited if not positive.
     #[serde(default)]
@@ -110,15 +110,15 @@ struct StreamState {
     bytes: u64,
 }
 
-fn one() -> usize {
+fn default_replicas() -> usize {
     1
 }
 
-fn by_limits() -> String {
+fn default_retention() -> String {
     "limits".to_owned()
 }
 
-fn old() -> String {
+fn default_discard() -> String {
     "old".to_owned()
 }
 
@@ -137,7 +137,7 @@ impl StreamInfo {
         self.state.last_seq
     }
 
-    /// Number of messages in the stream, and of their bytes.
+    /// Number of messages in the stream, and their size in bytes.
     pub(super) fn used(&self) -> (u64, u64) {
         (self.state.messages, self.state.bytes)
     }
@@ -163,7 +163,7 @@ pub(super) async fn info(
     api.request(&format!("STREAM.INFO.{stream}"), &Value::Null, until).await
 }
 
-/// Opens the bucket, and creates it if it is absent; the flag is true if it was created.
+/// Opens the bucket, and creates it if it is absent; the flag is true if it was absent.
 pub(super) async fn open(
     api: &Api,
     options: &Options,
@@ -213,7 +213,7 @@ fn new_stream_config(stream: &str, options: &Options, cluster: bool) -> Value {
         (false, true) => CLUSTER_REPLICAS,
         _ => 1,
     });
-    let age = if nlock { options.ttl.unwrap_or(NLOCK_TTL) } else { Duration::ZERO };
+    let max_age = if nlock { options.ttl.unwrap_or(NLOCK_TTL) } else { Duration::ZERO };
     json!({
         "name": stream,
         "description": if nlock { "Distributed locks" } else { "Locks of tenure" },
@@ -227,18 +227,18 @@ fn new_stream_config(stream: &str, options: &Options, cluster: bool) -> Value {
         "max_bytes": -1,
         "max_msg_size": -1,
         "max_consumers": -1,
-        "max_age": u64::try_from(age.as_nanos()).unwrap_or(u64::MAX),
-        "duplicate_window": u64::try_from(window(age).as_nanos()).unwrap_or(u64::MAX),
+        "max_age": u64::try_from(max_age.as_nanos()).unwrap_or(u64::MAX),
+        "duplicate_window": u64::try_from(duplicate_window(max_age).as_nanos()).unwrap_or(u64::MAX),
         "allow_rollup_hdrs": true,
         "allow_direct": true,
         "deny_delete": true,
     })
 }
 
-/// Duplicate window, which the server requires to be no longer than the age.
-fn window(age: Duration) -> Duration {
+/// Duplicate window, which the server requires to be no longer than `max_age`.
+fn duplicate_window(max_age: Duration) -> Duration {
     let usual = Duration::from_secs(120);
-    if age.is_zero() { usual } else { usual.min(age) }
+    if max_age.is_zero() { usual } else { usual.min(max_age) }
 }
 
 /// Layout of an existing bucket.
@@ -269,19 +269,19 @@ pub(super) fn layout_of(config: &StreamConfig, options: &Options) -> Result<Buck
         let kept = config.max_msgs_per_subject;
         return refuse(format!("it keeps a history of {kept}: use a bucket with a history of 1"));
     }
-    let age = Duration::from_nanos(config.max_age);
-    let nlock = config.storage == "memory" && !age.is_zero();
+    let max_age = Duration::from_nanos(config.max_age);
+    let nlock = config.storage == "memory" && !max_age.is_zero();
     match (nlock, options.layout) {
         (true, None | Some(RequestedLayout::Nlock)) => {
-            if let Some(ttl) = options.ttl.filter(|ttl| *ttl != age) {
+            if let Some(ttl) = options.ttl.filter(|ttl| *ttl != max_age) {
                 return refuse(format!(
-                    "its ttl is {age:?}, and {ttl:?} was requested: use its own"
+                    "its ttl is {max_age:?}, and {ttl:?} was requested: use the bucket's ttl"
                 ));
             }
             if config.subject_delete_marker_ttl > 0 {
                 return refuse(settings::marker_error(&options.bucket));
             }
-            return Ok(BucketLayout::Nlock { ttl: age });
+            return Ok(BucketLayout::Nlock { ttl: max_age });
         }
         (true, Some(RequestedLayout::Native)) => {
             return refuse("it has nlock's form (memory, with a ttl): use form=nlock".into());
@@ -289,7 +289,7 @@ pub(super) fn layout_of(config: &StreamConfig, options: &Options) -> Result<Buck
         (false, Some(RequestedLayout::Nlock)) => {
             let storage = &config.storage;
             return refuse(format!(
-                "it does not have nlock's form ({storage} storage, ttl {age:?})"
+                "it does not have nlock's form ({storage} storage, ttl {max_age:?})"
             ));
         }
         (false, None | Some(RequestedLayout::Native)) => {}
@@ -300,15 +300,16 @@ pub(super) fn layout_of(config: &StreamConfig, options: &Options) -> Result<Buck
             "it has {storage} storage, and a restart would forget all holds: use a bucket with file storage"
         ));
     }
-    if !age.is_zero() && age < MIN_AGE {
+    if !max_age.is_zero() && max_age < MIN_MAX_AGE {
         return refuse(format!(
-            "its ttl of {age:?} would remove holds: use a bucket without a ttl"
+            "its ttl of {max_age:?} would remove holds: use a bucket without a ttl"
         ));
     }
-    if let Some(asked) = options.replicas.filter(|asked| *asked != config.num_replicas) {
-        let has = config.num_replicas;
+    if let Some(requested) = options.replicas.filter(|requested| *requested != config.num_replicas)
+    {
+        let actual = config.num_replicas;
         return refuse(format!(
-            "it has {has} replicas, and {asked} were requested: edit the bucket, or use replicas={has}"
+            "it has {actual} replicas, and {requested} were requested: edit the bucket, or use replicas={actual}"
         ));
     }
     Ok(BucketLayout::Native)
@@ -353,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_shape_is_refused_with_the_reason() {
+    fn a_bucket_of_another_kind_is_refused_with_the_reason() {
         type Change = fn(&mut Value);
         let refused: [(Change, &str); 8] = [
             (|c| c["mirror"] = json!({ "name": "KV_other" }), "mirrors another"),
@@ -366,8 +367,8 @@ mod tests {
             (|c| c["num_replicas"] = json!(3), "3 replicas, and 1 were requested"),
         ];
         for (change, part) in refused {
-            let asked = Options { replicas: Some(1), ..options(Some(RequestedLayout::Native)) };
-            let error = layout_of(&config(change), &asked).unwrap_err();
+            let requested = Options { replicas: Some(1), ..options(Some(RequestedLayout::Native)) };
+            let error = layout_of(&config(change), &requested).unwrap_err();
             assert!(error.to_string().contains(part), "{error}");
             assert_eq!(error.kind(), ErrorKind::Misconfigured);
         }

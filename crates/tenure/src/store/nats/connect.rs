@@ -15,17 +15,18 @@ use crate::{Clock, Error, ErrorKind, Result};
 
 /// Timeout of the first connection.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Interval of pings. After two unanswered pings the client reconnects to another server: a stopped process keeps its
-/// connections open.
+/// Interval of pings. After two unanswered pings the client reconnects to another server. Only pings detect a server
+/// whose process is stopped (`SIGSTOP`): its connections stay open.
 const PING_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest pause before the next server is tried.
 const MAX_RECONNECT_DELAY: Duration = Duration::from_millis(500);
 
 pub(super) async fn connect(options: &Options) -> Result<Api> {
     let (async_errors, clock) = (Arc::new(AsyncErrors::default()), Clock::system());
-    let settings = settings(options, Arc::clone(&async_errors), clock.clone()).await?;
+    let connect_options =
+        connect_options(options, Arc::clone(&async_errors), clock.clone()).await?;
     let servers: Vec<_> = options.servers.iter().map(|server| format!("nats://{server}")).collect();
-    let connecting = settings.connect(servers);
+    let connecting = connect_options.connect(servers);
     let client = match tokio::time::timeout(CONNECT_TIMEOUT, connecting).await {
         Ok(Ok(client)) => client,
         Ok(Err(error)) => return Err(explain(error)),
@@ -37,27 +38,27 @@ pub(super) async fn connect(options: &Options) -> Result<Api> {
     Ok(Api { client, clock, async_errors })
 }
 
-async fn settings(
+async fn connect_options(
     options: &Options,
     async_errors: Arc<AsyncErrors>,
     clock: Clock,
 ) -> Result<ConnectOptions> {
-    let mut settings = match &options.credentials {
+    let mut connect_options = match &options.credentials {
         Credentials::None => ConnectOptions::new(),
         Credentials::Token(token) => ConnectOptions::with_token(token.clone()),
         Credentials::User(user, password) => {
             ConnectOptions::with_user_and_password(user.clone(), password.clone())
         }
         Credentials::Nkey(path) => {
-            let seed = read(path).await?;
+            let seed = read_file(path).await?;
             ConnectOptions::with_nkey(seed.trim().to_owned())
         }
         Credentials::File(path) => {
-            let text = read(path).await?;
+            let text = read_file(path).await?;
             ConnectOptions::with_credentials(&text).map_err(|error| unreadable(path, error))?
         }
     };
-    settings = settings
+    connect_options = connect_options
         .name("tenure")
         .connection_timeout(CONNECT_TIMEOUT)
         .ping_interval(PING_INTERVAL)
@@ -77,24 +78,24 @@ async fn settings(
     let client_files = options.certificate.iter().flat_map(|(certificate, key)| [certificate, key]);
     for path in options.ca.iter().chain(client_files) {
         // Checked here, because the library's error names neither the file nor the reason.
-        readable(path).await?;
+        check_readable(path).await?;
     }
     if let Some(ca) = &options.ca {
-        settings = settings.add_root_certificates(ca.clone());
+        connect_options = connect_options.add_root_certificates(ca.clone());
     }
     if let Some((certificate, key)) = &options.certificate {
-        settings = settings.add_client_certificate(certificate.clone(), key.clone());
+        connect_options = connect_options.add_client_certificate(certificate.clone(), key.clone());
     }
-    Ok(settings)
+    Ok(connect_options)
 }
 
-async fn read(path: &Path) -> Result<String> {
+async fn read_file(path: &Path) -> Result<String> {
     let file = path.to_owned();
     let read = tokio::task::spawn_blocking(move || std::fs::read_to_string(file)).await;
     read.map_err(io::Error::other).flatten().map_err(|error| unreadable(path, error))
 }
 
-async fn readable(path: &Path) -> Result<()> {
+async fn check_readable(path: &Path) -> Result<()> {
     let file = path.to_owned();
     let read = tokio::task::spawn_blocking(move || std::fs::File::open(file)).await;
     let read = read.map_err(io::Error::other).flatten();

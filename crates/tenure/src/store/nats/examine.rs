@@ -35,13 +35,13 @@ const MAX_CLOCK_SKEW: Duration = Duration::from_secs(10);
 /// Lag in writes above which a replica is reported.
 const MAX_REPLICA_LAG: u64 = 1_000;
 
-/// Findings about servers and bucket, beyond that they answer.
+/// Findings about the servers and the bucket. The caller has found that they answer.
 pub(super) async fn findings(store: &NatsStore, until: ApiDeadline) -> Vec<Finding> {
     let inner = &store.inner;
     let mut findings = vec![servers(inner).await, connection(inner)];
     match bucket::info(&inner.api, &inner.stream, until).await {
         Ok(info) => {
-            findings.push(shape(inner, &info, store.created));
+            findings.push(bucket_finding(inner, &info, store.created));
             findings.push(settings::finding(&info, &inner.options.bucket, inner.layout));
             findings.extend(replicas(&info));
             findings.extend(clock(&info, SystemTime::now()));
@@ -49,13 +49,13 @@ pub(super) async fn findings(store: &NatsStore, until: ApiDeadline) -> Vec<Findi
         }
         Err(error) => findings.push(Finding::error("bucket", &error.into())),
     }
-    findings.extend(rights(store, until).await);
+    findings.extend(permissions(store, until).await);
     findings
 }
 
-/// A server, as it introduces itself.
+/// Name and version of a server, as it reports them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct GreetedServer {
+struct ServerVersion {
     name: String,
     version: String,
 }
@@ -63,30 +63,32 @@ struct GreetedServer {
 /// Finding about the versions of all known servers.
 async fn servers(inner: &NatsInner) -> Finding {
     let info = inner.api.client.server_info();
-    let ours = GreetedServer { name: info.server_name, version: info.version };
+    let ours = ServerVersion { name: info.server_name, version: info.version };
     let mut addresses: Vec<_> = inner.options.servers.clone();
     addresses.extend(info.connect_urls);
     addresses.sort();
     addresses.dedup();
     addresses.truncate(MAX_SERVERS);
     let mut silent = Vec::new();
-    let mut greeted = BTreeMap::from([(info.server_id, ours)]);
+    let mut answered = BTreeMap::from([(info.server_id, ours)]);
     if addresses.len() > 1 {
-        for (address, answer) in join_all(addresses.iter().map(|at| greet(inner, at))).await {
+        for (address, answer) in
+            join_all(addresses.iter().map(|address| read_version(inner, address))).await
+        {
             match answer {
-                Some((id, server)) => _ = greeted.insert(id, server),
+                Some((id, server)) => _ = answered.insert(id, server),
                 None => silent.push(address.clone()),
             }
         }
     }
-    versions(&greeted.into_values().collect::<Vec<_>>(), &silent)
+    versions(&answered.into_values().collect::<Vec<_>>(), &silent)
 }
 
 /// Connects to one server and reads its name and version.
-async fn greet<'a>(
+async fn read_version<'a>(
     inner: &NatsInner,
     address: &'a String,
-) -> (&'a String, Option<(String, GreetedServer)>) {
+) -> (&'a String, Option<(String, ServerVersion)>) {
     let options = Options { servers: vec![address.clone()], ..inner.options.clone() };
     let end = inner.now() + INFO_TIMEOUT;
     let api = tokio::select! {
@@ -95,21 +97,21 @@ async fn greet<'a>(
         () = inner.api.clock.sleep_until(end) => None,
     };
     let info = api.and_then(|api| api.client.try_server_info());
-    let greeted = info.map(|info| {
-        (info.server_id, GreetedServer { name: info.server_name, version: info.version })
+    let server = info.map(|info| {
+        (info.server_id, ServerVersion { name: info.server_name, version: info.version })
     });
-    (address, greeted)
+    (address, server)
 }
 
-fn versions(greeted: &[GreetedServer], silent: &[String]) -> Finding {
+fn versions(answered: &[ServerVersion], silent: &[String]) -> Finding {
     let mut names: Vec<_> =
-        greeted.iter().map(|server| format!("{} {}", server.name, server.version)).collect();
+        answered.iter().map(|server| format!("{} {}", server.name, server.version)).collect();
     names.sort();
     let names = names.join(", ");
-    let too_old = |server: &&GreetedServer| {
-        number(&server.version).is_some_and(|has| has < MIN_SERVER_VERSION)
+    let too_old = |server: &&ServerVersion| {
+        parse_version(&server.version).is_some_and(|has| has < MIN_SERVER_VERSION)
     };
-    if let Some(old) = greeted.iter().find(too_old) {
+    if let Some(old) = answered.iter().find(too_old) {
         let (major, minor) = MIN_SERVER_VERSION;
         return Finding::failed("servers", format!("{names}: {} is too old", old.version))
             .advise(format!("tenure needs {major}.{minor} or later: upgrade it"));
@@ -120,7 +122,7 @@ fn versions(greeted: &[GreetedServer], silent: &[String]) -> Finding {
             "clients cannot fail over to them: check that they are up and can be reached from here",
         );
     }
-    if greeted.iter().any(|server| server.version != greeted[0].version) {
+    if answered.iter().any(|server| server.version != answered[0].version) {
         return Finding::warning("servers", names)
             .advise("the versions differ: finish the upgrade");
     }
@@ -128,7 +130,7 @@ fn versions(greeted: &[GreetedServer], silent: &[String]) -> Finding {
 }
 
 /// Major and minor number of a version.
-fn number(version: &str) -> Option<(u32, u32)> {
+fn parse_version(version: &str) -> Option<(u32, u32)> {
     let mut parts = version.trim_start_matches('v').split('.');
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
@@ -164,7 +166,7 @@ fn connection(inner: &NatsInner) -> Finding {
     }
 }
 
-fn shape(inner: &NatsInner, info: &StreamInfo, created: bool) -> Finding {
+fn bucket_finding(inner: &NatsInner, info: &StreamInfo, created: bool) -> Finding {
     let (storage, replicas) = (&info.config.storage, info.config.num_replicas);
     let layout = match inner.layout {
         BucketLayout::Native => "tenure's form".to_owned(),
@@ -212,30 +214,31 @@ fn replicas(info: &StreamInfo) -> Option<Finding> {
     let names: Vec<_> = cluster.replicas.iter().map(|peer| peer.name.as_str()).collect();
     let detail = format!("led by {leader}, followed by {}", names.join(", "));
     Some(if lagging.is_empty() {
-        let detail = format!("{detail}; an election takes 4 to 9 s, which holds of 12 s outlive");
+        let detail = format!("{detail}; an election takes 4 to 9 s: use a ttl of 30 s or more");
         Finding::ok("replicas", detail)
     } else {
         Finding::warning("replicas", format!("{detail}; {}", lagging.join(", ")))
-            .advise("the loss of one more may stop all locks: restore it")
+            .advise("restore these replicas: the loss of one more may stop all locks")
     })
 }
 
 /// Compares the clock of the stream's leader with this host's; `None` for a server before 2.10, which does not report
 /// it.
 ///
-/// A record that no client has observed is taken over by the servers' clocks, once it is older than 3 leases and 30 s.
+/// A record that no client has observed may be taken over once it is older than 3 leases and 30 s by the servers'
+/// clocks.
 fn clock(info: &StreamInfo, now: SystemTime) -> Option<Finding> {
     const WHAT: &str = "clock";
     let server = match info.answered_at()? {
         Ok(nanos) => UNIX_EPOCH + Duration::from_nanos(nanos),
         Err(error) => return Some(Finding::error(WHAT, &error)),
     };
-    let (apart, direction) = match server.duration_since(now) {
+    let (difference, direction) = match server.duration_since(now) {
         Ok(ahead) => (ahead, "ahead of"),
         Err(behind) => (behind.duration(), "behind"),
     };
-    let detail = format!("{:.1} s {direction} this host's", apart.as_secs_f64());
-    Some(if apart <= MAX_CLOCK_SKEW {
+    let detail = format!("{:.1} s {direction} this host's", difference.as_secs_f64());
+    Some(if difference <= MAX_CLOCK_SKEW {
         Finding::ok(WHAT, detail)
     } else {
         Finding::warning(WHAT, detail).advise(
@@ -246,24 +249,24 @@ fn clock(info: &StreamInfo, now: SystemTime) -> Option<Finding> {
 }
 
 /// Tests the permissions that locks need, each in a way that changes nothing.
-async fn rights(store: &NatsStore, until: ApiDeadline) -> Vec<Finding> {
+async fn permissions(store: &NatsStore, until: ApiDeadline) -> Vec<Finding> {
     let inner = &store.inner;
     let key = Key::new(PROBE_KEY).expect("a valid key");
     let subject = inner.subject(&key, KeySpace::Lock);
-    let (mut missing, mut may) = (Vec::new(), vec!["read"]);
-    let mut tried = |what, outcome: Result<()>| match outcome {
-        Ok(()) => may.push(what),
+    let (mut missing, mut granted) = (Vec::new(), vec!["read"]);
+    let mut note = |what, outcome: Result<()>| match outcome {
+        Ok(()) => granted.push(what),
         Err(error) => missing.push((what, error)),
     };
-    tried("write", write(inner, &subject, until).await);
-    tried("watch", watch::probe(inner, &subject, until).await);
+    note("write", probe_write(inner, &subject, until).await);
+    note("watch", watch::probe(inner, &subject, until).await);
     if inner.layout == BucketLayout::Native {
-        tried("purge", inner.probe_purge(&key, until).await);
+        note("purge", inner.probe_purge(&key, until).await);
     }
     let mut findings: Vec<_> = missing
         .iter()
         .map(|(what, error)| {
-            let what_for = match *what {
+            let advice = match *what {
                 "write" => "without it, no lock can be acquired",
                 "watch" => "without it, waiters only poll and lists are empty",
                 _ => "without it, tickets of the queue (fair) pile up",
@@ -274,17 +277,17 @@ async fn rights(store: &NatsStore, until: ApiDeadline) -> Vec<Finding> {
                 }
                 what => Finding::error(format!("right to {what}"), error),
             };
-            finding.advise(what_for)
+            finding.advise(advice)
         })
         .collect();
     if missing.is_empty() {
-        findings.push(Finding::ok("rights", may.join(", ")));
+        findings.push(Finding::ok("rights", granted.join(", ")));
     }
     findings
 }
 
-/// Tests the permission to write, at a sequence that no key has: with the permission, only that is refused.
-async fn write(inner: &NatsInner, subject: &str, until: ApiDeadline) -> Result<()> {
+/// Tests the permission to write, on a condition that is never met: with the permission, the result is a conflict.
+async fn probe_write(inner: &NatsInner, subject: &str, until: ApiDeadline) -> Result<()> {
     match inner.api.write(subject, UNREACHABLE_SEQUENCE, KeyWrite::default(), until).await? {
         WriteOutcome::Conflict => Ok(()),
         WriteOutcome::Unclear(error) => Err(error),
@@ -302,14 +305,14 @@ mod tests {
     use super::*;
     use crate::store::FindingLevel;
 
-    fn greeted(version: &str) -> GreetedServer {
-        GreetedServer { name: format!("n-{version}"), version: version.to_owned() }
+    fn server(version: &str) -> ServerVersion {
+        ServerVersion { name: format!("n-{version}"), version: version.to_owned() }
     }
 
     #[test]
     fn servers_that_are_old_or_differ_or_are_away_are_reported() {
         let verdict = |versions: &[&str], silent: &[String]| {
-            let all: Vec<_> = versions.iter().map(|version| greeted(version)).collect();
+            let all: Vec<_> = versions.iter().map(|version| server(version)).collect();
             super::versions(&all, silent).level
         };
         assert_eq!(verdict(&["2.15.1", "2.15.1"], &[]), FindingLevel::Ok);
@@ -317,7 +320,7 @@ mod tests {
         assert_eq!(verdict(&["2.15.1", "2.10.26"], &[]), FindingLevel::Warning);
         assert_eq!(verdict(&["2.15.1"], &["h:1".to_owned()]), FindingLevel::Warning);
         assert_eq!(verdict(&["2.15.1", "2.8.4"], &[]), FindingLevel::Failed);
-        assert_eq!(number("2.12.0-RC.1"), Some((2, 12)));
+        assert_eq!(parse_version("2.12.0-RC.1"), Some((2, 12)));
     }
 
     fn info(cluster: &str) -> StreamInfo {

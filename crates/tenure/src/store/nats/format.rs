@@ -15,6 +15,7 @@ pub(super) type RecordHolder = record::RecordHolder<Identity>;
 /// Version of the format. A record with another version is refused.
 const VERSION: u32 = 1;
 
+/// A record in JSON. The fields are those of `KeyRecord`, and their names are part of the format.
 #[derive(Serialize, Deserialize)]
 struct RecordText {
     tenure: u32,
@@ -25,6 +26,7 @@ struct RecordText {
     holders: Vec<HolderText>,
 }
 
+/// A holder in JSON: a `RecordHolder`, whose renewal count is named `beat`.
 #[derive(Serialize, Deserialize)]
 struct HolderText {
     claim: String,
@@ -78,11 +80,11 @@ pub(super) fn write(record: &KeyRecord) -> Vec<u8> {
 /// Parses a record. The error says what is wrong with it.
 pub(super) fn read(value: &[u8]) -> Result<KeyRecord, String> {
     let text: RecordText = serde_json::from_slice(value)
-        .map_err(|_| "its value is no record of tenure's".to_owned())?;
+        .map_err(|_| "its value is not a record of tenure".to_owned())?;
     if text.tenure != VERSION {
         return Err(format!("it was written by a newer tenure (format {})", text.tenure));
     }
-    let holders = text.holders.iter().map(holder).collect::<Option<_>>();
+    let holders = text.holders.iter().map(parse_holder).collect::<Option<_>>();
     let holders = holders.ok_or_else(|| "its record has a holder of unknown mode".to_owned())?;
     let RecordText { epoch, fence, served, .. } = text;
     Ok(KeyRecord { epoch, fence, served, holders })
@@ -93,7 +95,7 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-fn holder(text: &HolderText) -> Option<RecordHolder> {
+fn parse_holder(text: &HolderText) -> Option<RecordHolder> {
     let mode = match (&*text.mode, text.slots) {
         ("exclusive", None) => Mode::Exclusive,
         ("shared", None) => Mode::Shared,
@@ -208,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_survives_its_text() {
+    fn a_record_is_read_back_from_its_text() {
         assert_eq!(read(&write(&record())), Ok(record()));
         assert_eq!(read(&write(&KeyRecord::default())), Ok(KeyRecord::default()));
     }
@@ -226,8 +228,8 @@ mod tests {
         let newer = String::from_utf8(write(&record())).unwrap().replace(":1,", ":2,");
         let odd = String::from_utf8(write(&record())).unwrap().replace("slot\"", "sloth\"");
         for (text, part) in [
-            ("", "no record"),
-            ("c4f2b0a2-9a0e-4b1e-8a0e-000000000000", "no record"),
+            ("", "not a record"),
+            ("c4f2b0a2-9a0e-4b1e-8a0e-000000000000", "not a record"),
             (&*newer, "format 2"),
             (&*odd, "unknown mode"),
         ] {

@@ -50,7 +50,7 @@ impl NatsHold {
         self.catch_up();
         for _ in 0..2 {
             let next = self.next_record(change).ok_or_else(|| self.not_held())?;
-            let written = next.holder(self.claim).map(|holder| holder.renewal_count);
+            let written_count = next.holder(self.claim).map(|holder| holder.renewal_count);
             let write_until = self.inner.request_share(until);
             let put = self.inner.put(&self.subject, self.sequence, next, write_until).await;
             let unclear = match put.map_err(|error| self.explain(error))? {
@@ -61,20 +61,20 @@ impl NatsHold {
                 (WriteOutcome::Conflict, _) => None,
                 (WriteOutcome::Unclear(error), _) => Some(error),
             };
-            let before = self.sequence;
+            let old_sequence = self.sequence;
             self.reread(until, unclear.as_ref()).await?;
-            let found = self.record.holder(self.claim).map(|holder| holder.renewal_count);
-            match (unclear, found, change) {
+            let found_count = self.record.holder(self.claim).map(|holder| holder.renewal_count);
+            match (unclear, found_count, change) {
                 // Only we increment our renewal count: the unclear write has landed.
-                (Some(_), found, NatsHoldChange::Renew { .. })
-                    if found.is_some() && found == written =>
+                (Some(_), count, NatsHoldChange::Renew { .. })
+                    if count.is_some() && count == written_count =>
                 {
                     return Ok(());
                 }
-                // Our hold is gone after an unclear release: released.
+                // The release was unclear, but our hold is gone: nothing is left to release.
                 (Some(_), None, NatsHoldChange::Release) => return Ok(()),
                 // The record is unchanged: our write may still be in flight, and land later. Its outcome stays unknown.
-                (Some(error), Some(_), _) if self.sequence == before => {
+                (Some(error), Some(_), _) if self.sequence == old_sequence => {
                     return Err(self.explain(as_unknown(error)));
                 }
                 _ => {}
@@ -172,9 +172,9 @@ impl Hold for NatsHold {
         if let Some(place) = self.place.take() {
             let ticket = self.inner.ticket(&self.key, self.space, self.claim);
             let (sequence, record) = (self.sequence, self.record.clone());
-            let now = KnownKey { sequence, record, ..KnownKey::default() };
-            // After the record is free: see `hand_over` for the order.
-            self.inner.hand_over(&ticket, place, &now, until).await;
+            let released = KnownKey { sequence, record, ..KnownKey::default() };
+            // After the write that released the hold: `hand_over` says why.
+            self.inner.hand_over(&ticket, place, &released, until).await;
         }
         Ok(())
     }
@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handle_survives_its_text() {
+    fn a_handle_is_read_back_from_its_text() {
         let token = FencingToken::new(7, 9);
         for space in [KeySpace::Lock, KeySpace::Semaphore] {
             let handle = write_handle(space, u128::MAX, token);

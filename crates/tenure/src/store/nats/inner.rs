@@ -23,10 +23,10 @@ use crate::store::{
 };
 use crate::{Error, ErrorKind, Result};
 
-/// Largest age of a known record for a write that is conditional on it, without reading again.
+/// Largest age of a known record that a write may be conditional on. An older record is read again first.
 ///
-/// A bucket that was deleted and created again counts sequences from 1. A sequence that is known from its former life
-/// could by chance be that of another record in the next one.
+/// A bucket that was deleted and created again counts sequences from 1. A sequence that is known from the old bucket
+/// could by chance be that of another record in the new one.
 pub(super) const MAX_KNOWN_AGE: Duration = Duration::from_secs(2);
 
 pub(super) struct NatsInner {
@@ -94,8 +94,9 @@ impl NatsInner {
         let subject = self.subject(&claim.key, claim.mode.space());
         let request =
             RecordClaim { claim: claim.id, mode: claim.mode, lease: claim.ttl, by: &*claim.by };
-        // Optimistic: a recently seen free record is written on without a read, in a single request. If the record has
-        // changed since, the server refuses the write, and the regular way follows.
+        // Optimistic: if a record that was seen recently allows the grant, the grant is written without a read, in a
+        // single request. If the record has changed since, the server refuses the write, and the claim continues with a
+        // read.
         if let Some(known) = self.keys.known(&subject)
             && self.now().since(known.at) < MAX_KNOWN_AGE
             && let RecordDecision::Write(next) = self.decide(&known, &request)
@@ -105,7 +106,7 @@ impl NatsInner {
         }
         self.refresh_server_time(until).await?;
         // Two rounds: the second only if another write came between our read and our write.
-        let mut contended = Version::default();
+        let mut unread_version = Version::default();
         for _ in 0..2 {
             let known = self.read(&subject, until).await?;
             match self.decide(&known, &request) {
@@ -121,39 +122,40 @@ impl NatsInner {
                     return Err(Error::new(ErrorKind::Invalid, message));
                 }
                 RecordDecision::Write(next) => {
-                    contended = Version(!u128::from(known.sequence));
+                    unread_version = Version(!u128::from(known.sequence));
                     if let Some(grant) = self.take(claim, &subject, &known, next, until).await? {
                         return Ok(Answer::Granted(grant));
                     }
                 }
             }
         }
-        // Another client was quicker twice, and its record was not read. The complement of the sequence is a version
-        // that no state of the key has: a caller that waits for a change from it is woken at once, and claims again.
-        Ok(Answer::Contended(Contended { version: contended, ..Contended::default() }))
+        // Another client was quicker twice, and its record was not read. The complement of a sequence is a version that
+        // no state of the key has: a caller that waits for a change from that version is woken at once, and claims
+        // again.
+        Ok(Answer::Contended(Contended { version: unread_version, ..Contended::default() }))
     }
 
     /// Refuses a ttl that the bucket cannot keep.
     ///
-    /// In nlock's layout the bucket's ttl ends the hold, and the holder must not believe in a longer one. In tenure's
-    /// layout a record that the bucket removes by age must have outlived its lease.
-    pub(super) fn check_ttl(&self, asked: Duration) -> Result<()> {
+    /// In nlock's layout the bucket's ttl ends the hold: a holder with a longer lease would continue after that. In
+    /// tenure's layout the bucket may remove records by age (`max_age`), and must not do so before the lease ends.
+    pub(super) fn check_ttl(&self, requested: Duration) -> Result<()> {
         match self.layout {
-            BucketLayout::Nlock { ttl } if asked > ttl => {
+            BucketLayout::Nlock { ttl } if requested > ttl => {
                 let message = format!(
-                    "the ttl of {asked:?} is longer than the bucket's own of {ttl:?}: use at most that"
+                    "the ttl of {requested:?} is longer than the bucket's ttl of {ttl:?}: use at most that"
                 );
                 Err(Error::new(ErrorKind::Invalid, message))
             }
             BucketLayout::Native
-                if self.settings_check.max_age().is_some_and(|kept| asked >= kept) =>
+                if self.settings_check.max_age().is_some_and(|max_age| requested >= max_age) =>
             {
-                let kept = settings::age(self.settings_check.max_age().unwrap_or_default());
+                let max_age = settings::age(self.settings_check.max_age().unwrap_or_default());
                 let bucket = &self.options.bucket;
                 let message = format!(
-                    "the ttl of {} is not shorter than the {kept} for which the bucket {bucket} keeps records (max_age): use \
+                    "the ttl of {} is not shorter than the {max_age} for which the bucket {bucket} keeps records (max_age): use \
                      a shorter one, or run `nats stream edit KV_{bucket} --max-age=-1`",
-                    settings::age(asked)
+                    settings::age(requested)
                 );
                 Err(Error::new(ErrorKind::Invalid, message))
             }
@@ -172,23 +174,23 @@ impl NatsInner {
         if !self.settings_check.is_due(self.api.connections()) {
             return Ok(());
         }
-        let known = self.settings_check.basis_now(self.api.connections());
+        let counters = self.settings_check.basis_now(self.api.connections());
         let info = bucket::info(&self.api, &self.stream, until).await.map_err(|error| {
-            // Always `Unavailable`, whatever the server answered: a restarting server may claim that JetStream is off.
-            // That says nothing of the bucket, and must not end holds as `Misconfigured` does.
+            // Always `Unavailable`, whatever the server answered: a restarting server may report that JetStream is off.
+            // That says nothing about the bucket, and must not end holds as `Misconfigured` does.
             let message = "the settings of the bucket could not be read";
             Error::new(ErrorKind::Unavailable, message).because(Error::from(error))
         })?;
-        self.check_settings(&info, known)
+        self.check_settings(&info, counters)
     }
 
     /// Refuses a bucket that no longer keeps records safely, or whose layout has changed.
     fn check_settings(
         &self,
         info: &bucket::StreamInfo,
-        known: settings::SettingsBasis,
+        counters: settings::SettingsBasis,
     ) -> Result<()> {
-        // `replicas` and `ttl` are compared only when a bucket is adopted: a cluster may be resized under its clients.
+        // `replicas` and `ttl` are compared only when the store is opened: a cluster may be resized while clients run.
         let requested = Options { replicas: None, ttl: None, ..self.options.clone() };
         let same = |layout: BucketLayout| {
             if (layout == BucketLayout::Native) == (self.layout == BucketLayout::Native) {
@@ -196,12 +198,12 @@ impl NatsInner {
             }
             let bucket = &self.options.bucket;
             let message =
-                format!("the bucket {bucket} is refused: its form was changed: connect again");
+                format!("the bucket {bucket} is refused: its form was changed; connect again");
             Err(Error::new(ErrorKind::Misconfigured, message))
         };
         let checked = bucket::layout_of(&info.config, &requested).and_then(same);
         match checked {
-            Ok(()) => self.settings_check.confirm(info, known, self.now()),
+            Ok(()) => self.settings_check.confirm(info, counters, self.now()),
             // The next claim reads the settings again.
             Err(_) => self.settings_check.doubt(),
         }
@@ -228,11 +230,11 @@ impl NatsInner {
         request: &RecordClaim<'_, crate::store::Identity>,
     ) -> RecordDecision<'a, crate::store::Identity> {
         let now = self.now();
-        let server = self.lineage().server_time(now);
+        let server_time = self.lineage().server_time(now);
         // In nlock's layout the server removes an expired record; clients never take over.
         let expired = |holder: &RecordHolder| {
             self.layout == BucketLayout::Native
-                && known.may_be_taken_over(holder, now, Some(server))
+                && known.may_be_taken_over(holder, now, Some(server_time))
         };
         known.record.claim(request, known.sequence, expired)
     }
@@ -246,8 +248,8 @@ impl NatsInner {
         }
     }
 
-    /// Writes `next`, the record that contains our grant, on condition of the known one; `None` if another write came
-    /// first.
+    /// Writes `next`, the record that contains our grant, if the record is still the known one; `None` if another write
+    /// came first.
     pub(super) async fn take(
         self: &Arc<Self>,
         claim: &Claim,
@@ -257,8 +259,8 @@ impl NatsInner {
         until: ApiDeadline,
     ) -> Result<Option<Grant>> {
         self.recheck_settings(until).await?;
-        let high = self.lineage().high;
-        // Only a claim with a ticket raises `served`.
+        let highest = self.lineage().high;
+        // A claim with a ticket raises `served` to its place in the queue. No other claim changes `served`.
         let place = (next.served > known.record.served).then_some(next.served);
         let put = self.put(subject, known.sequence, next, self.request_share(until)).await?;
         let (landed, lease_start) = match put {
@@ -281,22 +283,22 @@ impl NatsInner {
         //   may have landed in a bucket that was edited since the last check.
         let due = self.settings_check.is_due(self.api.connections());
         let reread = known.sequence == 0 || self.layout != BucketLayout::Native || due;
-        let epoch = self.epoch_of(landed.sequence, high, reread, until).await;
+        let epoch = self.epoch_of(landed.sequence, highest, reread, until).await;
         if let Err(error) = &epoch
             && error.kind() == ErrorKind::Misconfigured
-            && let Some(free) = landed.record.release(claim.id, landed.sequence)
+            && let Some(released) = landed.record.release(claim.id, landed.sequence)
         {
-            // The bucket was edited. Perhaps the key had no record only because a live holder's was dropped, so that
-            // this grant must not stand. A grant that cannot be undone lasts until its lease ends, and the outcome is
+            // The bucket was edited, and may have dropped the record of a live holder: the key only looked free. So the
+            // grant is undone. If that fails, the grant lasts until its lease ends, and the outcome of the claim is
             // unknown.
-            let freed = self.put(subject, landed.sequence, free, until).await;
-            if !matches!(freed, Ok((WriteOutcome::Done(_), _))) {
+            let undone = self.put(subject, landed.sequence, released, until).await;
+            if !matches!(undone, Ok((WriteOutcome::Done(_), _))) {
                 return Err(as_unknown(Error::new(ErrorKind::Unknown, error.to_string())));
             }
         }
         // The write has landed: an error after it must not read as "not granted", or the hold would be left behind.
         let epoch = epoch.map_err(|error| match error.kind() {
-            // From `went_back`: no fencing token of this stream can be trusted, whatever became of the write.
+            // The stream went back: none of its fencing tokens can be trusted, whatever became of the write.
             ErrorKind::Unavailable if error.to_string().contains("went back") => error,
             ErrorKind::Misconfigured => error,
             ErrorKind::NotHeld => Error::new(ErrorKind::Misconfigured, error.to_string()),
@@ -350,44 +352,44 @@ impl NatsInner {
         Answer::Granted(Grant { token, lease_start, handoff_requested: false, grants: None, hold })
     }
 
-    /// Epoch of a write that landed at `sequence`, when `high` was the largest known sequence before it was sent.
+    /// Epoch of a write that landed at `sequence`. `highest` is the largest sequence known before the write was sent.
     ///
-    /// A stream that was deleted and created again counts from 1, under another epoch. That shows in a sequence at or
-    /// below `high`. If the key had no record, even a larger sequence proves nothing: `reread` then reads the stream's
-    /// info in any case.
+    /// A stream that was deleted and created again counts from 1, under another epoch. A sequence at or below `highest`
+    /// is a sign of that, and the stream's info is then read. `reread` reads the info in any case: if the key had no
+    /// record, the write may have landed in a new stream that is already past `highest`.
     async fn epoch_of(
         &self,
         sequence: u64,
-        high: u64,
+        highest: u64,
         reread: bool,
         until: ApiDeadline,
     ) -> Result<u64> {
-        if sequence > high && !reread {
+        if sequence > highest && !reread {
             return Ok(self.lineage().epoch);
         }
-        let known = self.settings_check.basis_now(self.api.connections());
+        let counters = self.settings_check.basis_now(self.api.connections());
         let info = bucket::info(&self.api, &self.stream, until).await?;
         self.check_age(&info)?;
         // A dropped record looks like a key that was never held. Only the settings show that the bucket drops records.
-        self.check_settings(&info, known)?;
+        self.check_settings(&info, counters)?;
         let mut lineage = self.lineage();
-        let before = lineage.epoch;
+        let old_epoch = lineage.epoch;
         lineage.refresh(&info, self.api.clock.now())?;
-        if sequence > high || lineage.epoch != before {
+        if sequence > highest || lineage.epoch != old_epoch {
             return Ok(lineage.epoch);
         }
         match self.layout {
-            // Memory storage is lost in a restart, which is no reason to refuse this layout. The server's time becomes
+            // A restart of the server empties memory storage, which is normal in this layout. The server's time becomes
             // a new, larger epoch, so that tokens still grow.
             BucketLayout::Nlock { .. } => {
                 (lineage.epoch, lineage.high) = (info.time()?, sequence);
                 Ok(lineage.epoch)
             }
-            BucketLayout::Native => Err(went_back(high, sequence)),
+            BucketLayout::Native => Err(went_back(highest, sequence)),
         }
     }
 
-    /// Writes a record on condition of a sequence, and remembers it if it landed.
+    /// Writes a record if the key's last sequence is still `sequence`, and remembers the record if the write landed.
     pub(super) async fn put(
         &self,
         subject: &str,
@@ -397,36 +399,37 @@ impl NatsInner {
     ) -> Result<(WriteOutcome, KnownKey)> {
         record.epoch = self.lineage().epoch;
         let sent = self.now();
-        let wrote = self.write(subject, sequence, self.layout.write(&record), until).await?;
-        let WriteOutcome::Done(landed) = wrote else { return Ok((wrote, KnownKey::default())) };
+        let outcome = self.write(subject, sequence, self.layout.write(&record), until).await?;
+        let WriteOutcome::Done(landed) = outcome else { return Ok((outcome, KnownKey::default())) };
         self.lineage().note(landed);
         let seen = (landed, record.clone(), None);
         self.keys.note(subject, seen, ReadSource::Notification, (sent, self.now()));
-        Ok((wrote, KnownKey { sequence: landed, record, ..KnownKey::default() }))
+        Ok((outcome, KnownKey { sequence: landed, record, ..KnownKey::default() }))
     }
 
-    /// Writes a value on condition of a sequence. After a refusal, the bucket's settings are read before the next
-    /// grant.
+    /// Writes a value if the key's last sequence is still `sequence`. After a refusal, the bucket's settings are read
+    /// before the next grant.
     pub(super) async fn write(
         &self,
         subject: &str,
         sequence: u64,
-        writing: KeyWrite,
+        write: KeyWrite,
         until: ApiDeadline,
     ) -> Result<WriteOutcome> {
-        let error = match self.api.write(subject, sequence, writing, until).await {
+        let error = match self.api.write(subject, sequence, write, until).await {
             Ok(WriteOutcome::Conflict) => {
                 self.settings_check.conflict(self.now());
                 return Ok(WriteOutcome::Conflict);
             }
-            Ok(wrote) => return Ok(wrote),
+            Ok(outcome) => return Ok(outcome),
             Err(error) => error,
         };
         self.settings_check.doubt();
         if error.kind() != ErrorKind::Misconfigured {
             return Err(error);
         }
-        // A limit of the stream. Its value makes the message actionable; the server's error does not contain it.
+        // A limit of the stream refused the write. The server's error does not contain the limit's value, which the
+        // operator needs.
         let Ok(info) = bucket::info(&self.api, &self.stream, until).await else {
             return Err(error);
         };
@@ -451,7 +454,8 @@ impl NatsInner {
             let info = bucket::info(&self.api, &self.stream, until).await?;
             self.lineage().refresh(&info, self.now())?;
         }
-        // A record cannot name a grant later than itself, unless the stream lost its end and issued the numbers again.
+        // A record's grant numbers are never above its sequence, unless the stream lost its last writes and assigned
+        // their sequences again.
         if record.epoch == self.lineage().epoch && record.fence > sequence {
             return Err(went_back(record.fence, sequence));
         }
@@ -465,10 +469,10 @@ impl NatsInner {
         let (now, root) = (self.now(), self.root());
         self.lineage().note(message.sequence);
         if self.layout == BucketLayout::Native && queue::is_ticket(&root, &message.subject) {
-            // The record before the ticket: the ticket's removal wakes the next waiter, which decides on the record. In
-            // the other order it would find the lock held, sleep again, and be woken by nothing but its poll.
-            if let Some(record) = queue::handed_over_record(&root, message) {
-                self.note_message(&record);
+            // The record is noted before the ticket: the ticket's removal wakes the next waiter, which then decides on
+            // the record. In the other order the waiter would find the lock held, and sleep until its next poll.
+            if let Some(record_message) = queue::handed_over_record(&root, message) {
+                self.note_message(&record_message);
             }
             return self.queues.note_message(message);
         }
@@ -495,15 +499,15 @@ impl NatsInner {
     async fn refresh_server_time(&self, until: ApiDeadline) -> Result<()> {
         let old = self.lineage().is_old(self.now());
         if self.layout == BucketLayout::Native && old {
-            let known = self.settings_check.basis_now(self.api.connections());
+            let counters = self.settings_check.basis_now(self.api.connections());
             let info = bucket::info(&self.api, &self.stream, until).await?;
-            self.check_settings(&info, known)?;
+            self.check_settings(&info, counters)?;
             self.lineage().refresh(&info, self.now())?;
         }
         Ok(())
     }
 
-    /// Share of the time for a write, which leaves enough to read its outcome if no answer comes.
+    /// Deadline of a write. It leaves enough time to read the write's outcome if no reply comes.
     pub(super) fn request_share(&self, until: ApiDeadline) -> ApiDeadline {
         let now = self.now();
         ApiDeadline(now + until.0.since(now).mul_f64(0.7))

@@ -1,4 +1,4 @@
-//! Records that this process has seen: the last one of each key, and since when, by this process's own clock.
+//! Records that this process has seen: the last one of each key, and when it was seen by this process's own clock.
 //!
 //! This is a cache, and may be outdated. A write that is decided on it names the cached sequence, and the server
 //! refuses the write if the record has changed since.
@@ -22,12 +22,12 @@ pub(super) struct Keys(Mutex<HashMap<String, KnownKey>>);
 /// Last known record of a key.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KnownKey {
-    /// Sequence of the key's last message; 0 without one.
+    /// Sequence of the key's last message; 0 if it has none.
     pub(super) sequence: u64,
     pub(super) record: KeyRecord,
     /// Server timestamp of that message in nanoseconds, if known.
     pub(super) time: Option<u64>,
-    /// Observations of each holder's renewals, from which its takeover follows.
+    /// Renewals of each holder that this process has observed. They decide when the holder may be taken over.
     pub(super) watched: HolderObservations,
     /// Local time at which the record was seen.
     pub(super) at: Time,
@@ -38,7 +38,7 @@ pub(super) struct KnownKey {
 pub(super) enum ReadSource {
     /// A read from the stream's leader: replaces what was known, even with a lower sequence.
     Leader,
-    /// A delivery that may be late or repeated: counts only if its sequence is higher than the known one.
+    /// A delivery or our own write, which may arrive late: counts only if its sequence is higher than the known one.
     Notification,
 }
 
@@ -48,8 +48,8 @@ impl Keys {
         self.lock().get(subject).cloned()
     }
 
-    /// Remembers a record that a request sent at `sent` and answered at `replied` has shown. Returns the record known
-    /// afterwards.
+    /// Remembers a record. It was read by a request that was sent at `sent` and answered at `replied`. Returns the
+    /// record that is known afterwards.
     pub(super) fn note(
         &self,
         subject: &str,
@@ -59,8 +59,8 @@ impl Keys {
     ) -> KnownKey {
         let mut keys = self.lock();
         if keys.len() >= MAX_KNOWN_KEYS && !keys.contains_key(subject) {
-            // A forgotten record costs a read. If it has a holder, the observation starts again and a takeover comes
-            // later: so keys without a pending takeover go first.
+            // A forgotten record costs a read. If it has a holder, the observation starts again, which delays a
+            // takeover: so keys without a pending takeover are forgotten first.
             let now = replied;
             keys.retain(|_, known| known.watched.next_takeover(now) != Time::MAX);
             if keys.len() >= MAX_KNOWN_KEYS {
@@ -82,22 +82,22 @@ impl Keys {
 }
 
 impl KnownKey {
-    /// True if a holder may be taken over: it was observed without a renewal for long enough, or its record is older,
-    /// by the server's own timestamps, than that of any live holder.
+    /// True if a holder may be taken over: this process has observed it without a renewal for long enough, or its
+    /// record is too old for a live holder by the server's own timestamps.
     pub(super) fn may_be_taken_over(
         &self,
         holder: &RecordHolder,
         now: Time,
-        server: Option<u64>,
+        server_time: Option<u64>,
     ) -> bool {
-        let age = server.zip(self.time).map(|(now, then)| now.saturating_sub(then));
+        let age = server_time.zip(self.time).map(|(now, then)| now.saturating_sub(then));
         let abandoned = age
             .zip(holder.lease)
             .is_some_and(|(age, lease)| is_abandoned(Duration::from_nanos(age), lease, Rules::ALL));
         abandoned || self.watched.may_take_over(holder.claim, now)
     }
 
-    /// Holders whose lease is not observed to be over.
+    /// Holders, without those that this process has observed for long enough to take them over.
     pub(super) fn holders(&self, now: Time) -> impl Iterator<Item = &RecordHolder> {
         self.record
             .holders
@@ -107,6 +107,7 @@ impl KnownKey {
 
     /// Version of the set of holders. Renewals do not change it.
     pub(super) fn version(&self, now: Time) -> Version {
+        // 2^128 divided by the golden ratio: as a factor it spreads the ids of claims over all bits.
         const SPREAD: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
         Version(self.holders(now).fold(0, |hash: u128, holder| {
             hash.rotate_left(7) ^ holder.claim.wrapping_add(1).wrapping_mul(SPREAD)
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewal_is_no_change_to_what_is_seen_and_an_end_is() {
+    fn a_renewal_keeps_the_version_and_the_end_of_a_lease_changes_it() {
         let keys = Keys::default();
         let lease = Some(Duration::from_millis(600));
         let first = keys.note("k", (5, held(1, lease), None), ReadSource::Leader, (at(0), at(0)));

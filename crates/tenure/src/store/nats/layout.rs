@@ -9,7 +9,7 @@ use super::api::{KeyWrite, Message};
 use super::format::{self, KeyRecord};
 use super::nlock;
 
-/// Layout of a bucket.
+/// Layout of a bucket. The URL option and the messages call it `form`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BucketLayout {
     /// The record contains the lease. A holder that stops renewing is taken over by a client that has observed it.

@@ -1,7 +1,8 @@
 //! Identity of the stream behind a bucket, and the highest sequence seen of it.
 //!
-//! A bucket can be deleted and created again under the same name, and a stream can lose acknowledged writes. Both would
-//! issue fencing tokens twice. The first is covered by the epoch of tokens, the second is detected and refused.
+//! A bucket can be deleted and created again under the same name, and a stream can lose acknowledged writes. In both
+//! cases sequences repeat, and with them fencing tokens. A new bucket gives its tokens another epoch. A stream that
+//! lost writes is detected and refused.
 
 use tenure_core::Time;
 use tenure_core::record::StoreTime;
@@ -16,14 +17,14 @@ pub(super) struct Lineage {
     pub(super) epoch: u64,
     /// Highest sequence seen.
     pub(super) high: u64,
-    /// Time of the server.
-    server: StoreTime,
+    /// Last reading of the server's time.
+    server_time: StoreTime,
 }
 
 impl Lineage {
     pub(super) fn new(info: &StreamInfo, now: Time) -> Result<Self> {
-        let high = info.last_sequence();
-        Ok(Self { epoch: info.epoch()?, high, server: StoreTime::new(info.time()?, now) })
+        let server_time = StoreTime::new(info.time()?, now);
+        Ok(Self { epoch: info.epoch()?, high: info.last_sequence(), server_time })
     }
 
     pub(super) fn note(&mut self, sequence: u64) {
@@ -32,12 +33,12 @@ impl Lineage {
 
     /// Server time now, in nanoseconds, or a lower bound of it.
     pub(super) fn server_time(&self, now: Time) -> u64 {
-        self.server.at(now)
+        self.server_time.at(now)
     }
 
     /// True if the server's time should be read again.
     pub(super) fn is_old(&self, now: Time) -> bool {
-        self.server.is_stale(now)
+        self.server_time.is_stale(now)
     }
 
     /// Updates from the stream's present info. A stream that was created again begins a new epoch.
@@ -47,7 +48,7 @@ impl Lineage {
             (self.epoch, self.high) = (epoch, 0);
         }
         self.note(info.last_sequence());
-        self.server = StoreTime::new(info.time()?, now);
+        self.server_time = StoreTime::new(info.time()?, now);
         Ok(())
     }
 }

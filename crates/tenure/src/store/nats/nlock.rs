@@ -12,19 +12,19 @@ use super::api::KeyWrite;
 use super::format::{self, KeyRecord, RecordHolder};
 use crate::store::Identity;
 
-/// Writes a record: the deletion of the key if it has no holder.
+/// Write of a record: a deletion if the record has no holder.
 pub(super) fn write(record: &KeyRecord) -> KeyWrite {
     let Some(holder) = record.holders.first() else {
         return KeyWrite { operation: Some("DEL"), ..KeyWrite::default() };
     };
-    let about = ascii(&String::from_utf8_lossy(&format::write(record)));
-    KeyWrite { operation: None, about: Some(about), value: uuid(holder.claim).into_bytes() }
+    let json = escape_non_ascii(&String::from_utf8_lossy(&format::write(record)));
+    KeyWrite { operation: None, about: Some(json), value: format_uuid(holder.claim).into_bytes() }
 }
 
 /// Parses a value written by tenure or by nlock. The error says what is wrong with it.
 pub(super) fn read(
     value: &[u8],
-    about: Option<&str>,
+    record_header: Option<&str>,
     sequence: u64,
     ttl: Duration,
 ) -> Result<KeyRecord, String> {
@@ -33,8 +33,8 @@ pub(super) fn read(
     }
     let claim = std::str::from_utf8(value).ok().and_then(parse_uuid);
     let claim = claim.ok_or_else(|| "its value is not an owner id of nlock".to_owned())?;
-    let ours = about.and_then(|about| format::read(about.as_bytes()).ok());
-    // A header about another owner is stale: a participant copied it along with its own value.
+    let ours = record_header.and_then(|json| format::read(json.as_bytes()).ok());
+    // A header that names another owner is stale: a participant copied it along with its own value.
     if let Some(mut record) = ours.filter(|record| record.holder(claim).is_some()) {
         for holder in &mut record.holders {
             holder.lease = Some(ttl);
@@ -49,18 +49,18 @@ pub(super) fn read(
         renewal_count: sequence,
         lease: Some(ttl),
         held: Duration::ZERO,
-        by: Identity { id: uuid(claim), ..Identity::default() },
+        by: Identity { id: format_uuid(claim), ..Identity::default() },
     };
     Ok(KeyRecord { holders: vec![holder], ..KeyRecord::default() })
 }
 
 /// Name of a key, as nlock would choose it.
 ///
-/// Keys that nlock's library refuses, and keys that look like an escaped name, are escaped. Only tenure's participants
-/// share those.
+/// Keys that nlock's library refuses, and keys that look like an escaped name, are escaped. Locks on these keys are
+/// shared with clients of tenure only.
 pub(super) fn name(key: &Key) -> String {
     let text = key.as_str();
-    if plain(text) { text.to_owned() } else { format!("{ESCAPED}{}", format::escape(text)) }
+    if is_plain(text) { text.to_owned() } else { format!("{ESCAPED}{}", format::escape(text)) }
 }
 
 /// Key of a name.
@@ -74,26 +74,29 @@ pub(super) fn key(name: &str) -> Option<Key> {
 /// Prefix of escaped names.
 const ESCAPED: &str = "=";
 
-fn plain(text: &str) -> bool {
-    let letter = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'/' | b'_' | b'=' | b'.');
-    text.bytes().all(letter)
+/// True if a key is a name that nlock's library accepts, and does not look like an escaped name.
+fn is_plain(text: &str) -> bool {
+    let allowed =
+        |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'/' | b'_' | b'=' | b'.');
+    text.bytes().all(allowed)
         && !text.starts_with(ESCAPED)
         && text.split('.').all(|token| !token.is_empty())
 }
 
 /// Formats a claim's id as an owner id of nlock.
-fn uuid(claim: u128) -> String {
+fn format_uuid(claim: u128) -> String {
     let hex = format!("{claim:032x}");
     [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
 }
 
 fn parse_uuid(text: &str) -> Option<u128> {
-    let shape = text.len() == 36 && [8, 13, 18, 23].iter().all(|at| text.as_bytes()[*at] == b'-');
-    shape.then(|| u128::from_str_radix(&text.replace('-', ""), 16).ok()).flatten()
+    let well_formed =
+        text.len() == 36 && [8, 13, 18, 23].iter().all(|at| text.as_bytes()[*at] == b'-');
+    well_formed.then(|| u128::from_str_radix(&text.replace('-', ""), 16).ok()).flatten()
 }
 
-/// JSON with all other characters escaped: a header is only safe with ASCII.
-fn ascii(json: &str) -> String {
+/// Escapes the characters of a JSON text that are not ASCII: a header is only safe with ASCII.
+fn escape_non_ascii(json: &str) -> String {
     use std::fmt::Write as _;
     let mut text = String::with_capacity(json.len());
     for c in json.chars() {
@@ -121,7 +124,7 @@ mod tests {
         let record = read(OWNER.as_bytes(), None, 5, TTL).unwrap();
         let [holder] = &record.holders[..] else { panic!("{record:?}") };
         assert_eq!((&*holder.by.id, holder.grant), (OWNER, None));
-        assert_eq!(uuid(holder.claim), OWNER);
+        assert_eq!(format_uuid(holder.claim), OWNER);
         assert!(read(b"", None, 5, TTL).unwrap().holders.is_empty());
         assert!(read(b"hello", None, 5, TTL).is_err());
     }
@@ -131,14 +134,14 @@ mod tests {
         let mut record = read(OWNER.as_bytes(), None, 5, TTL).unwrap();
         record.holders[0].grant = Some(17);
         record.holders[0].by.note = "día 🦀".to_owned();
-        let KeyWrite { operation, about, value } = write(&record);
+        let KeyWrite { operation, about: record_header, value } = write(&record);
         assert_eq!((operation, &*value), (None, OWNER.as_bytes()));
-        let about = about.unwrap();
-        assert!(about.is_ascii(), "{about}");
-        assert_eq!(read(&value, Some(&about), 5, TTL), Ok(record.clone()));
+        let json = record_header.unwrap();
+        assert!(json.is_ascii(), "{json}");
+        assert_eq!(read(&value, Some(&json), 5, TTL), Ok(record.clone()));
         // A header beside another owner's id is ignored.
         let other = OWNER.replace('0', "1");
-        assert_eq!(read(other.as_bytes(), Some(&about), 5, TTL).unwrap().holders[0].grant, None);
+        assert_eq!(read(other.as_bytes(), Some(&json), 5, TTL).unwrap().holders[0].grant, None);
         record.holders.clear();
         let free = write(&record);
         assert_eq!((free.operation, free.value.len()), (Some("DEL"), 0));

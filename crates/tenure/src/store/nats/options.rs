@@ -26,6 +26,7 @@ pub(super) struct Options {
     pub(super) credentials: Credentials,
     pub(super) tls: bool,
     pub(super) ca: Option<PathBuf>,
+    /// Files of the client certificate and its key.
     pub(super) certificate: Option<(PathBuf, PathBuf)>,
     /// `host:port` of monitoring ports.
     pub(super) monitors: Vec<String>,
@@ -55,23 +56,25 @@ impl Options {
     /// Parses the part of a URL after `nats:`. `fallback` is the value of `$NATS_URL`, for a URL that names no server.
     pub(super) fn parse(rest: &str, fallback: Option<&str>) -> Result<Self> {
         let rest = rest.strip_prefix("//").unwrap_or(rest);
-        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (authority, bucket) = match place.rsplit_once('/') {
+        let (location, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, bucket) = match location.rsplit_once('/') {
             Some((authority, bucket)) => (authority, bucket),
-            None => (place, ""),
+            None => (location, ""),
         };
-        let mut options =
-            Self { bucket: checked_bucket(or(bucket, DEFAULT_BUCKET))?, ..Self::default() };
-        options.authority(authority)?;
+        let mut options = Self {
+            bucket: checked_bucket(non_empty_or(bucket, DEFAULT_BUCKET))?,
+            ..Self::default()
+        };
+        options.parse_authority(authority)?;
         if options.servers.is_empty() {
-            options.fall_back(fallback.unwrap_or_default())?;
+            options.parse_fallback(fallback.unwrap_or_default())?;
         }
-        let mut files = (None, None);
+        let mut client_files = (None, None);
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            options.set(name, &decode(value)?, &mut files)?;
+            options.set_option(name, &decode(value)?, &mut client_files)?;
         }
-        options.certificate = match files {
+        options.certificate = match client_files {
             (Some(certificate), Some(key)) => Some((certificate, key)),
             (None, None) => None,
             _ => return Err(invalid("cert and key go together: give both")),
@@ -80,7 +83,7 @@ impl Options {
     }
 
     /// Parses `[user:password@|token@]host[:port],…`. The first credentials apply to all servers.
-    fn authority(&mut self, authority: &str) -> Result<()> {
+    fn parse_authority(&mut self, authority: &str) -> Result<()> {
         for server in authority.split(',').map(str::trim).filter(|server| !server.is_empty()) {
             let host = match server.rsplit_once('@') {
                 None => server,
@@ -96,17 +99,17 @@ impl Options {
                     host
                 }
             };
-            self.servers.push(address(host, DEFAULT_PORT)?);
+            self.servers.push(parse_address(host, DEFAULT_PORT)?);
         }
         Ok(())
     }
 
     /// Parses `$NATS_URL` as other NATS programs do; this host if it is empty.
-    fn fall_back(&mut self, urls: &str) -> Result<()> {
+    fn parse_fallback(&mut self, urls: &str) -> Result<()> {
         for url in urls.split(',').filter(|url| !url.trim().is_empty()) {
             let (scheme, rest) = url.trim().split_once("://").unwrap_or(("nats", url.trim()));
             self.tls |= scheme == "tls";
-            self.authority(rest.trim_end_matches('/'))?;
+            self.parse_authority(rest.trim_end_matches('/'))?;
         }
         if self.servers.is_empty() {
             self.servers.push(format!("127.0.0.1:{DEFAULT_PORT}"));
@@ -114,11 +117,11 @@ impl Options {
         Ok(())
     }
 
-    fn set(
+    fn set_option(
         &mut self,
         name: &str,
         value: &str,
-        files: &mut (Option<PathBuf>, Option<PathBuf>),
+        client_files: &mut (Option<PathBuf>, Option<PathBuf>),
     ) -> Result<()> {
         match name {
             "form" => {
@@ -141,13 +144,13 @@ impl Options {
             "tls" => self.tls = parse_bool(value, "tls is true or false")?,
             "fair" => self.fair = parse_bool(value, "fair is true or false")?,
             "monitor" => {
-                let each = value.split(',').map(str::trim).filter(|host| !host.is_empty());
+                let hosts = value.split(',').map(str::trim).filter(|host| !host.is_empty());
                 self.monitors =
-                    each.map(|host| address(host, MONITOR_PORT)).collect::<Result<_>>()?;
+                    hosts.map(|host| parse_address(host, MONITOR_PORT)).collect::<Result<_>>()?;
             }
             "ca" => self.ca = Some(value.into()),
-            "cert" => files.0 = Some(value.into()),
-            "key" => files.1 = Some(value.into()),
+            "cert" => client_files.0 = Some(value.into()),
+            "key" => client_files.1 = Some(value.into()),
             _ => {
                 return Err(invalid(
                     "a NATS store has the options form, replicas, ttl, fair, creds, nkey, tls, ca, cert, key and monitor",
@@ -171,30 +174,31 @@ impl fmt::Debug for Options {
 }
 
 /// Parses a host with an optional port.
-fn address(host: &str, port: u16) -> Result<String> {
-    let bare = host.rsplit_once(']').map_or(host, |(_, after)| after);
+fn parse_address(host: &str, default_port: u16) -> Result<String> {
+    // The colon before a port comes after the brackets of an IPv6 address, which contain other colons.
+    let port_part = host.rsplit_once(']').map_or(host, |(_, after)| after);
     let valid = |c: char| c.is_ascii_alphanumeric() || "-._:[]".contains(c);
     if host.is_empty() || !host.chars().all(valid) {
         return Err(invalid("a server is HOST or HOST:PORT"));
     }
-    Ok(if bare.contains(':') { host.to_owned() } else { format!("{host}:{port}") })
+    Ok(if port_part.contains(':') { host.to_owned() } else { format!("{host}:{default_port}") })
 }
 
-fn parse_bool(value: &str, otherwise: &str) -> Result<bool> {
+fn parse_bool(value: &str, message: &str) -> Result<bool> {
     match value {
         "" | "true" => Ok(true),
         "false" => Ok(false),
-        _ => Err(invalid(otherwise)),
+        _ => Err(invalid(message)),
     }
 }
 
-fn or<'a>(text: &'a str, otherwise: &'a str) -> &'a str {
-    if text.is_empty() { otherwise } else { text }
+fn non_empty_or<'a>(text: &'a str, default: &'a str) -> &'a str {
+    if text.is_empty() { default } else { text }
 }
 
 fn checked_bucket(bucket: &str) -> Result<String> {
-    let letter = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
-    if !bucket.bytes().all(letter) || bucket.len() > 200 {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
+    if !bucket.bytes().all(allowed) || bucket.len() > 200 {
         return Err(invalid("a bucket's name has letters, digits, - and _"));
     }
     Ok(bucket.to_owned())

@@ -21,10 +21,11 @@
 //!
 //! # Crashes and lost messages
 //!
-//! Each wake-up is an optimisation with a poll behind it. Every waiter reads the record now and then: each
-//! [`RECORD_POLL_INTERVAL`] at the front, less often further back. A ticket has no lease, so a waiter that crashed
-//! leaves its ticket behind. If the lock stays free, the waiter behind it takes the lock after [`TURN_TIMEOUT`], and
-//! the `served` that it writes voids the abandoned ticket.
+//! A wake-up that is lost costs time only, because every waiter also polls the record: the first two waiters every
+//! [`RECORD_POLL_INTERVAL`], the waiters behind them less often.
+//!
+//! A ticket has no lease, so a waiter that crashed leaves its ticket behind. If the lock stays free, the waiter behind
+//! it takes the lock after [`TURN_TIMEOUT`], and the `served` that it writes voids the abandoned ticket.
 
 mod place;
 
@@ -48,7 +49,7 @@ use super::watch;
 use crate::store::{Answer, Claim, Contended, WaiterState};
 use crate::{Error, Result};
 
-/// Time that the first waiter has to take a free lock before the waiter behind it may.
+/// Time that the first waiter has to take a free lock before the waiter behind it may take it.
 const TURN_TIMEOUT: Duration = Duration::from_secs(2);
 /// One claim in this many removes void tickets when it joins.
 const SWEEP_ONE_IN: u128 = 64;
@@ -95,9 +96,9 @@ impl TicketQueues {
         let Some((prefix, claim)) = message.subject.rsplit_once('.') else { return };
         let mut queues = self.lock();
         let queue = queues.entry(prefix.to_owned()).or_default();
-        let before = queue.place(claim);
-        if let Some(before) = before {
-            queue.tickets.remove(&before);
+        let old_place = queue.place(claim);
+        if let Some(old_place) = old_place {
+            queue.tickets.remove(&old_place);
         }
         if message.value.is_some() {
             queue.tickets.insert(message.sequence, claim.to_owned());
@@ -106,15 +107,16 @@ impl TicketQueues {
                 own.notify_one();
             }
         }
-        if let Some(before) = before {
-            queue.wake_behind(before);
+        if let Some(old_place) = old_place {
+            queue.wake_behind(old_place);
         }
     }
 
     /// Forgets the tickets of a queue whose watch is about to start.
     ///
     /// A new consumer delivers every ticket that exists, but says nothing of tickets that were purged while no consumer
-    /// ran. Kept from the previous watch, such a ticket would count as a waiter ahead until its turn timed out.
+    /// ran. If such a ticket were kept from the previous watch, it would count as a waiter ahead until its turn timed
+    /// out.
     pub(super) fn watch_starting(&self, filter: &str) {
         if let Some(prefix) = filter.strip_suffix(".*") {
             self.lock().entry(prefix.to_owned()).or_default().tickets.clear();
@@ -143,8 +145,8 @@ impl TicketQueues {
 
     /// Removes a waiter of this process.
     ///
-    /// A repeated claim has the same id. Its new place may be registered before the old one is dropped, and must not be
-    /// removed by that: hence the comparison of `wake`.
+    /// A repeated claim has the same id. Its new place may register before its old place is dropped. The comparison of
+    /// `wake` keeps the old place from removing the new one.
     fn leave(&self, prefix: &str, claim: &str, wake: &Arc<Notify>) {
         let mut queues = self.lock();
         let Some(queue) = queues.get_mut(prefix) else { return };
@@ -175,14 +177,16 @@ pub(super) fn is_ticket(root: &str, subject: &str) -> bool {
 
 /// Copy of the lock's record that a ticket's removal carries, as a message of the record's own subject.
 ///
-/// Like any notification it may be outdated. A waiter that acts on it writes on condition of the sequence in it.
+/// Like any notification the copy may be outdated. A waiter that acts on it names its sequence in the write, and the
+/// server refuses the write if the record has changed since.
 pub(super) fn handed_over_record(root: &str, message: &Message) -> Option<Message> {
     let name = message.subject.strip_prefix(root)?.strip_prefix("queue.")?;
     let (sequence, record) = message.about.as_deref()?.split_once(' ')?;
     Some(Message {
         subject: format!("{root}{}", name.rsplit_once('.')?.0),
-        // The record was written before the removal that quotes it. Any other sequence is corrupt, or from an earlier
-        // stream of the same name: noted as known, it would hide the record's real state from this process.
+        // The record was written before the ticket's removal, so that its sequence is lower. Any other sequence is
+        // corrupt, or from an earlier stream of the same name. If it were noted, it would hide the record's real state
+        // from this process.
         sequence: sequence.parse().ok().filter(|sequence| *sequence < message.sequence)?,
         time: message.time,
         about: None,
@@ -208,8 +212,8 @@ impl NatsInner {
                 return self.granted_before(claim, subject, known, until).await;
             }
             RecordDecision::LimitMismatch(_) => return self.claim_now(claim, until).await,
-            // A ticket that is written after this check is overtaken. That is a race between two arrivals, which have
-            // no order; the record's conditional write still admits one.
+            // A ticket that is written after this check is overtaken. Its claim arrived at the same time as ours, so
+            // that neither is first. The record's conditional write still decides between the two.
             RecordDecision::Write(_)
                 if self.queue_is_empty(&place.prefix, served, until).await? =>
             {
@@ -220,43 +224,46 @@ impl NatsInner {
             }
             RecordDecision::Contended(holder) => self.contended(&known, holder),
         };
-        // A ticket from an earlier sending of this claim is its answer still: a repeated claim is the same claim.
+        // A repeated claim is the same claim: if an earlier sending has a ticket, the claim stays queued, even with
+        // `queue` false.
         if !claim.queue && !place.has_ticket(served, until).await? {
             return Ok(Answer::Contended(contended));
         }
         place.join(served, until).await?;
         if claim.id.is_multiple_of(SWEEP_ONE_IN) {
-            // Below `served`, and not `served` itself: that ticket's holder may still hold the lock, and deletes it on
-            // release to wake the next waiter. A purge is silent, and would leave that waiter to its poll.
+            // Tickets below `served`, and not the ticket at `served`: its holder may still hold the lock, and deletes
+            // the ticket on release to wake the next waiter. A purge sends no message, and would leave that waiter to
+            // its poll.
             self.remove_void_tickets(&place.prefix, served, until).await;
         }
         Ok(Answer::Queued(Box::new(place)))
     }
 
-    /// True if every ticket is void. Void tickets are removed then.
+    /// True if there is no ticket, or every ticket is void. In the second case the void tickets are removed.
     async fn queue_is_empty(
         self: &Arc<Self>,
         prefix: &str,
         served: u64,
         until: ApiDeadline,
     ) -> Result<bool> {
-        // Usually there are no tickets at all: that costs one request, where a snapshot needs a consumer.
-        if self.tickets(prefix, until).await?.is_empty() {
+        // Usually there are no tickets at all. The list of subjects shows that in one request; a snapshot would need a
+        // consumer.
+        if self.ticket_subjects(prefix, until).await?.is_empty() {
             return Ok(true);
         }
         let listed = watch::snapshot(self, &format!("{prefix}.*")).await?;
         if listed.iter().any(|ticket| ticket.value.is_some() && ticket.sequence > served) {
             return Ok(false);
         }
-        // Up to the last one listed: a ticket that was written since then has a higher sequence and stays.
+        // Up to the last ticket listed: a ticket that was written since then has a higher sequence and stays.
         if let Some(last) = listed.iter().map(|ticket| ticket.sequence).max() {
             self.remove_void_tickets(prefix, last + 1, until).await;
         }
         Ok(true)
     }
 
-    /// Removes the tickets before a sequence, all of them void. A void ticket that stays does no harm, so that errors
-    /// are ignored.
+    /// Removes the tickets before a sequence, which the caller knows to be void. A void ticket that stays does no harm,
+    /// so that errors are ignored.
     async fn remove_void_tickets(&self, prefix: &str, before: u64, until: ApiDeadline) {
         // The server reads `seq: 0` as "no limit" and would purge the tickets of live waiters.
         if before == 0 {
@@ -274,26 +281,27 @@ impl NatsInner {
 
     /// Deletes the ticket of a released hold, which wakes the waiter behind it; the deletion carries the free record.
     ///
-    /// To be called after the record was written. In the other order the waiter would wake to a lock that is still
-    /// held, and its only wake-up would be spent.
+    /// To be called after the record was written. In the other order the waiter would wake while the lock is still
+    /// held, and the ticket's only wake-up would be wasted.
     ///
     /// An error is logged and ignored: the waiter behind finds the free lock by its poll.
     pub(super) async fn hand_over(
         &self,
         ticket: &str,
         place: u64,
-        now: &KnownKey,
+        released: &KnownKey,
         until: ApiDeadline,
     ) {
-        let record = || {
-            let text = self.layout.write(&now.record).value;
-            format!("{} {}", now.sequence, String::from_utf8_lossy(&text))
+        let free_record = || {
+            let text = self.layout.write(&released.record).value;
+            format!("{} {}", released.sequence, String::from_utf8_lossy(&text))
         };
-        // While other holders remain (shared lock, semaphore), the next waiter may have nothing to write yet. It then
-        // goes by its watch of the record.
-        let about = now.record.holders.is_empty().then(record);
-        let deletion = KeyWrite { operation: Some("DEL"), about, ..KeyWrite::default() };
-        // On condition of our own place: a ticket with a later sequence is that of a claim that joined again.
+        // While other holders remain (shared lock, semaphore), the next waiter may not be admitted yet. Its watch of
+        // the record wakes it later.
+        let record_header = released.record.holders.is_empty().then(free_record);
+        let operation = Some("DEL");
+        let deletion = KeyWrite { operation, about: record_header, ..KeyWrite::default() };
+        // On condition of our own place: a later sequence is the new ticket of a claim that joined again.
         match self.write(ticket, place, deletion, until).await {
             Ok(WriteOutcome::Done(_) | WriteOutcome::Conflict) => {}
             Ok(WriteOutcome::Unclear(error)) | Err(error) => {
@@ -303,7 +311,7 @@ impl NatsInner {
     }
 
     /// Subjects of all tickets below a prefix, including void tickets and deletion markers.
-    async fn tickets(&self, prefix: &str, until: ApiDeadline) -> Result<Vec<String>> {
+    async fn ticket_subjects(&self, prefix: &str, until: ApiDeadline) -> Result<Vec<String>> {
         #[derive(Deserialize)]
         struct SubjectsInfo {
             state: SubjectsState,
@@ -338,16 +346,16 @@ impl NatsInner {
     ) -> Result<Vec<WaiterState>> {
         let prefix = format!("{}{}", self.root(), format::queue_prefix(key, space));
         let until = self.api.deadline_after(super::REQUEST_TIMEOUT);
-        if self.tickets(&prefix, until).await?.is_empty() {
+        if self.ticket_subjects(&prefix, until).await?.is_empty() {
             return Ok(Vec::new());
         }
         let mut tickets = watch::snapshot(self, &format!("{prefix}.*")).await?;
         tickets.retain(|ticket| ticket.sequence > known.record.served);
         tickets.sort_by_key(|ticket| ticket.sequence);
-        let (now, server) = (self.now(), self.lineage());
+        let (now, lineage) = (self.now(), self.lineage());
         let shown = tickets.iter().filter_map(|ticket| {
             let by = format::read_ticket(ticket.value.as_ref()?);
-            let age = server.server_time(now).saturating_sub(ticket.time);
+            let age = lineage.server_time(now).saturating_sub(ticket.time);
             Some(WaiterState { by: Some(by), waited_for: Some(Duration::from_nanos(age)) })
         });
         Ok(shown.collect())
@@ -365,22 +373,27 @@ mod tests {
         claim: &str,
         sequence: u64,
         value: Option<&str>,
-        about: Option<&str>,
+        record_header: Option<&str>,
     ) -> Message {
-        let (subject, value) = (format!("{QUEUE}.{claim}"), value.map(Into::into));
-        Message { subject, sequence, time: 5, about: about.map(str::to_owned), value }
+        Message {
+            subject: format!("{QUEUE}.{claim}"),
+            sequence,
+            time: 5,
+            about: record_header.map(str::to_owned),
+            value: value.map(Into::into),
+        }
     }
 
     #[test]
-    fn a_ticket_passes_the_record_on_that_was_written_before_it() {
-        let ended = |about| ticket_message("7", 9, None, about);
-        let record = handed_over_record(ROOT, &ended(Some("8 {\"tenure\": 1}"))).unwrap();
+    fn a_removed_ticket_carries_the_record_that_was_written_before_it() {
+        let removed = |record_header| ticket_message("7", 9, None, record_header);
+        let record = handed_over_record(ROOT, &removed(Some("8 {\"tenure\": 1}"))).unwrap();
         assert_eq!((record.subject.as_str(), record.sequence), ("$KV.locks.lock.a/b", 8));
         assert_eq!(record.value.as_deref(), Some(&b"{\"tenure\": 1}"[..]));
-        for about in [None, Some(""), Some("8"), Some("x {}"), Some("9 {}"), Some("10 {}")] {
-            assert!(handed_over_record(ROOT, &ended(about)).is_none(), "{about:?}");
+        for header in [None, Some(""), Some("8"), Some("x {}"), Some("9 {}"), Some("10 {}")] {
+            assert!(handed_over_record(ROOT, &removed(header)).is_none(), "{header:?}");
         }
-        assert!(is_ticket(ROOT, &ended(None).subject));
+        assert!(is_ticket(ROOT, &removed(None).subject));
         assert!(!is_ticket(ROOT, "$KV.locks.lock.queue.a"));
     }
 

@@ -15,12 +15,12 @@ use super::bucket::{StreamConfig, StreamInfo};
 use super::layout::BucketLayout;
 use crate::store::Finding;
 
-/// Pause between two checks that only write conflicts give reason for: conflicts are normal on contended keys.
+/// Shortest time between two checks if the only reason is write conflicts, which are normal on contended keys.
 const CONFLICT_RECHECK_PAUSE: Duration = Duration::from_secs(10);
-/// Record size that a bucket should accept, in bytes: several holders with long notes.
-const AMPLE_RECORD: i64 = 8 * 1_024;
-/// Usage of a limit, in percent, from which a bucket is reported as nearly full.
-const NEARLY_FULL: u64 = 90;
+/// Record size that a bucket should accept: enough for several holders with long notes.
+const AMPLE_RECORD_BYTES: i64 = 8 * 1_024;
+/// Usage of a limit from which a bucket is reported as nearly full.
+const NEARLY_FULL_PERCENT: u64 = 90;
 
 /// Settings that lose or hide records, each with the command that repairs it; empty for a fit stream.
 pub(super) fn unfit(config: &StreamConfig, bucket: &str) -> Vec<String> {
@@ -29,7 +29,7 @@ pub(super) fn unfit(config: &StreamConfig, bucket: &str) -> Vec<String> {
     let mut reasons = Vec::new();
     if config.retention != "limits" {
         reasons.push(format!(
-            "its retention is {}, which removes a record once consumers have seen it, or if there are none; {another}",
+            "its retention is {}, which removes a record once consumers have seen it, or at once if there are no consumers; {another}",
             config.retention
         ));
     }
@@ -64,7 +64,7 @@ pub(super) fn unfit(config: &StreamConfig, bucket: &str) -> Vec<String> {
     }
     if config.allow_msg_counter {
         reasons.push(format!(
-            "its allow_msg_counter is true: it takes numbers to add up, and no records; {another}"
+            "its allow_msg_counter is true: it accepts counters only, and no records; {another}"
         ));
     }
     if config.persist_mode == "async" {
@@ -80,11 +80,11 @@ pub(super) fn unfit(config: &StreamConfig, bucket: &str) -> Vec<String> {
 pub(super) fn marker_error(bucket: &str) -> String {
     format!(
         "its subject_delete_marker_ttl is set, and the marker of an expired record can remove one that was renewed at the \
-         same moment; create it again without: run `nats kv del {bucket}`, and restart"
+         same moment; create the bucket again without that setting: run `nats kv del {bucket}`, and restart the clients"
     )
 }
 
-/// Message for a write that a limit refused: the limit, its value and the command that raises it.
+/// Message for a write that a limit refused: the limit, its value and the command that removes it.
 pub(super) fn limit_error(info: &StreamInfo, bucket: &str, server_error: &str) -> String {
     let config = &info.config;
     let (field, flag, limit) = if server_error.contains("maximum bytes") {
@@ -99,16 +99,16 @@ pub(super) fn limit_error(info: &StreamInfo, bucket: &str, server_error: &str) -
         _ => format!("the bucket {bucket} is full"),
     };
     format!(
-        "{what}: its {field} is {limit}; {server_error}; run `nats stream edit KV_{bucket} {flag}=-1`, or raise it"
+        "{what}: its {field} is {limit}; {server_error}; raise the limit, or remove it: run `nats stream edit KV_{bucket} {flag}=-1`"
     )
 }
 
 /// Formats an age, in whole hours if possible.
-pub(super) fn age(kept: Duration) -> String {
-    let seconds = kept.as_secs();
+pub(super) fn age(age: Duration) -> String {
+    let seconds = age.as_secs();
     match (seconds / 3_600, seconds % 3_600) {
         (hours @ 1.., 0) => format!("{hours}h"),
-        _ => format!("{kept:?}"),
+        _ => format!("{age:?}"),
     }
 }
 
@@ -122,25 +122,26 @@ pub(super) fn finding(info: &StreamInfo, bucket: &str, layout: BucketLayout) -> 
             .advise("records of holders can be lost, so that two clients hold a lock at once: tenure refuses the bucket");
     }
     let (messages, bytes) = info.used();
-    let capped = [
+    let usages = [
         ("records", "max_msgs", messages, config.max_msgs),
         ("bytes", "max_bytes", bytes, config.max_bytes),
     ];
-    let capped = capped.into_iter().filter_map(|(what, field, used, limit)| {
+    let usages = usages.into_iter().filter_map(|(what, field, used, limit)| {
         let limit = u64::try_from(limit).ok().filter(|limit| *limit > 0)?;
         Some((format!("{used} of at most {limit} {what} ({field})"), used, limit))
     });
-    let capped: Vec<_> = capped.collect();
-    let mut limits: Vec<_> = capped.iter().map(|(text, ..)| text.clone()).collect();
-    let nearly = capped.iter().any(|(_, used, limit)| used * 100 >= limit * NEARLY_FULL);
-    let full = capped.iter().any(|(_, used, limit)| used >= limit);
-    if (1..AMPLE_RECORD).contains(&config.max_msg_size) {
+    let usages: Vec<_> = usages.collect();
+    let mut limits: Vec<_> = usages.iter().map(|(text, ..)| text.clone()).collect();
+    let nearly_full =
+        usages.iter().any(|(_, used, limit)| used * 100 >= limit * NEARLY_FULL_PERCENT);
+    let full = usages.iter().any(|(_, used, limit)| used >= limit);
+    if (1..AMPLE_RECORD_BYTES).contains(&config.max_msg_size) {
         limits.push(format!("at most {} bytes per record (max_msg_size)", config.max_msg_size));
     }
-    let kept = info.age();
+    let max_age = info.age();
     // In nlock's layout the age is the ttl, which the bucket's own finding reports.
-    if !kept.is_zero() && layout == BucketLayout::Native {
-        limits.push(format!("records are kept for {} (max_age)", age(kept)));
+    if !max_age.is_zero() && layout == BucketLayout::Native {
+        limits.push(format!("records are kept for {} (max_age)", age(max_age)));
     }
     if limits.is_empty() {
         return Finding::ok(WHAT, "no limit on records, their size or their age");
@@ -150,7 +151,7 @@ pub(super) fn finding(info: &StreamInfo, bucket: &str, layout: BucketLayout) -> 
     if full {
         Finding::failed(WHAT, limits)
             .advise(format!("full: new keys are refused, and renewals may be; {raise}"))
-    } else if nearly {
+    } else if nearly_full {
         Finding::warning(WHAT, limits).advise(format!(
             "nearly full: a full bucket refuses new keys, and perhaps renewals; {raise}"
         ))
@@ -161,21 +162,22 @@ pub(super) fn finding(info: &StreamInfo, bucket: &str, layout: BucketLayout) -> 
     }
 }
 
-/// Decides when to read the settings of the bucket again: they can be edited under a running client.
+/// Decides when to read the settings of the bucket again: they can be edited while the client runs.
 #[derive(Debug)]
 pub(super) struct SettingsCheck {
     /// Number of reasons for doubt so far: refused writes, and settings found unfit.
     doubts: AtomicU64,
-    /// Basis and time of the last check that found the settings fit.
-    basis: Mutex<(SettingsBasis, Time)>,
+    /// Counters and time of the last check that found the settings fit.
+    last_fit: Mutex<(SettingsBasis, Time)>,
     /// Age at which the bucket removes records, in nanoseconds; 0 if it does not.
     max_age: AtomicU64,
 }
 
-/// Counters at the time of a check. A later check is due once they have moved on.
+/// Counters at the time of a check. Another check is due once they have changed.
 ///
 /// They are taken before the settings are read: a reconnect or a refused write during the read then makes another check
-/// due. Taken afterwards, they would hide it, and the settings might be those of before the edit.
+/// due. If they were taken afterwards, that event would count as checked, although an edit of the bucket may have come
+/// after the read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SettingsBasis {
     /// Number of connections made.
@@ -185,17 +187,17 @@ pub(super) struct SettingsBasis {
 
 impl SettingsCheck {
     pub(super) fn new(info: &StreamInfo, connections: u64, now: Time) -> Self {
-        let basis = SettingsBasis { connections, doubts: 0 };
+        let counters = SettingsBasis { connections, doubts: 0 };
         let check = Self {
             doubts: AtomicU64::new(0),
-            basis: Mutex::new((basis, now)),
+            last_fit: Mutex::new((counters, now)),
             max_age: AtomicU64::new(0),
         };
         check.set_max_age(info);
         check
     }
 
-    /// Basis of a check that begins now.
+    /// Counters of a check that begins now.
     pub(super) fn basis_now(&self, connections: u64) -> SettingsBasis {
         SettingsBasis { connections, doubts: self.doubts.load(Ordering::Acquire) }
     }
@@ -210,18 +212,18 @@ impl SettingsCheck {
         self.doubts.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Makes a check due after a write conflict, unless the last one was recent. A dropped record shows as a conflict,
-    /// but so does ordinary contention.
+    /// Makes a check due after a write conflict, unless the last check was recent. A dropped record shows as a
+    /// conflict, but so does ordinary contention.
     pub(super) fn conflict(&self, now: Time) {
         if now.since(self.last().1) >= CONFLICT_RECHECK_PAUSE {
             self.doubt();
         }
     }
 
-    /// Records that the settings are fit. `basis` was taken before they were read.
-    pub(super) fn confirm(&self, info: &StreamInfo, basis: SettingsBasis, now: Time) {
+    /// Records that the settings are fit. `counters` were taken before the settings were read.
+    pub(super) fn confirm(&self, info: &StreamInfo, counters: SettingsBasis, now: Time) {
         self.set_max_age(info);
-        *self.lock() = (basis, now);
+        *self.lock() = (counters, now);
     }
 
     fn last(&self) -> (SettingsBasis, Time) {
@@ -229,18 +231,18 @@ impl SettingsCheck {
     }
 
     fn lock(&self) -> MutexGuard<'_, (SettingsBasis, Time)> {
-        self.basis.lock().unwrap_or_else(PoisonError::into_inner)
+        self.last_fit.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Age at which the bucket removes records, if it does.
     pub(super) fn max_age(&self) -> Option<Duration> {
-        let kept = self.max_age.load(Ordering::Acquire);
-        (kept > 0).then(|| Duration::from_nanos(kept))
+        let nanos = self.max_age.load(Ordering::Acquire);
+        (nanos > 0).then(|| Duration::from_nanos(nanos))
     }
 
     fn set_max_age(&self, info: &StreamInfo) {
-        let kept = u64::try_from(info.age().as_nanos()).unwrap_or(u64::MAX);
-        self.max_age.store(kept, Ordering::Release);
+        let nanos = u64::try_from(info.age().as_nanos()).unwrap_or(u64::MAX);
+        self.max_age.store(nanos, Ordering::Release);
     }
 }
 
@@ -308,20 +310,20 @@ mod tests {
     #[test]
     fn settings_are_read_again_after_a_reconnect_and_a_refused_write() {
         let at = |ms| Time::ZERO + Duration::from_millis(ms);
-        let adopted = SettingsCheck::new(&info(&json!({})), 1, at(0));
-        assert!(!adopted.is_due(1) && adopted.is_due(2));
-        adopted.confirm(&info(&json!({ "max_age": 7 })), adopted.basis_now(2), at(100));
-        assert!(!adopted.is_due(2));
-        assert_eq!(adopted.max_age(), Some(Duration::from_nanos(7)));
-        adopted.conflict(at(10_099));
-        assert!(!adopted.is_due(2), "conflicts are normal");
-        adopted.conflict(at(10_100));
-        assert!(adopted.is_due(2));
-        adopted.confirm(&info(&json!({})), adopted.basis_now(2), at(10_200));
-        assert_eq!((adopted.is_due(2), adopted.max_age()), (false, None));
-        let asked = adopted.basis_now(2);
-        adopted.doubt();
-        adopted.confirm(&info(&json!({})), asked, at(10_300));
-        assert!(adopted.is_due(2), "a write was refused while the settings were read");
+        let check = SettingsCheck::new(&info(&json!({})), 1, at(0));
+        assert!(!check.is_due(1) && check.is_due(2));
+        check.confirm(&info(&json!({ "max_age": 7 })), check.basis_now(2), at(100));
+        assert!(!check.is_due(2));
+        assert_eq!(check.max_age(), Some(Duration::from_nanos(7)));
+        check.conflict(at(10_099));
+        assert!(!check.is_due(2), "conflicts are normal");
+        check.conflict(at(10_100));
+        assert!(check.is_due(2));
+        check.confirm(&info(&json!({})), check.basis_now(2), at(10_200));
+        assert_eq!((check.is_due(2), check.max_age()), (false, None));
+        let counters = check.basis_now(2);
+        check.doubt();
+        check.confirm(&info(&json!({})), counters, at(10_300));
+        assert!(check.is_due(2), "a write was refused while the settings were read");
     }
 }

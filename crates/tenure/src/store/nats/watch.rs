@@ -21,7 +21,7 @@ use crate::{Error, ErrorKind, Result};
 /// Interval of a consumer's idle heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 /// The same for a snapshot, where the first heartbeat means that nothing is left to deliver.
-const LIST_HEARTBEAT: Duration = Duration::from_millis(200);
+const SNAPSHOT_HEARTBEAT: Duration = Duration::from_millis(200);
 /// Time without messages after which a consumer counts as dead.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of a watch's start, and of a snapshot.
@@ -45,28 +45,31 @@ impl Watches {
         let (messages, _) = create_consumer(inner, subject, HEARTBEAT).await?;
         let (sender, changes) = watch::channel(0);
         self.lock().insert(subject.to_owned(), changes.clone());
-        let (store, subject) = (Arc::downgrade(inner), subject.to_owned());
+        let (weak_inner, subject) = (Arc::downgrade(inner), subject.to_owned());
         tokio::spawn(async move {
             let mut messages = messages;
-            // The receiver in the map does not count. Two idle heartbeats, not one: a waiter that claims and waits
-            // again drops its receiver for a moment, and should find the watch still running.
-            let mut idle = 0;
-            while idle < 2 {
+            // The map keeps one receiver: a watch in use has at least two. It ends after two heartbeats without use,
+            // not one: a waiter that claims and waits again drops its receiver for a moment, and should find the watch
+            // still running.
+            let mut unused_heartbeats = 0;
+            while unused_heartbeats < 2 {
                 let next = tokio::time::timeout(HEARTBEAT_TIMEOUT, messages.next());
                 let Ok(Some(message)) = next.await else { break };
-                let Some(inner) = store.upgrade() else { break };
-                idle = if sender.receiver_count() > 1 { 0 } else { idle + 1 };
+                let Some(inner) = weak_inner.upgrade() else { break };
+                unused_heartbeats =
+                    if sender.receiver_count() > 1 { 0 } else { unused_heartbeats + 1 };
                 if let Some((message, _)) = parse(&message) {
-                    idle = 0;
-                    // Noted before it is announced: a receiver reads the noted state as soon as it wakes.
+                    unused_heartbeats = 0;
+                    // The message is noted before receivers are notified: they read the noted state as soon as they
+                    // wake.
                     inner.note_message(&message);
                     sender.send_replace(message.sequence);
                 }
             }
-            // Dropped before the waiters of the queue are woken: they see by the closed channel that the watch has
-            // ended.
+            // The sender is dropped before the waiters of the queue are woken: they see by the closed channel that the
+            // watch has ended.
             drop(sender);
-            if let Some(inner) = store.upgrade() {
+            if let Some(inner) = weak_inner.upgrade() {
                 inner.queues.watch_ended(&subject, inner.watches.running(&subject).is_some());
             }
         });
@@ -89,7 +92,7 @@ impl Watches {
 /// Reads the last message of every key below a filter.
 pub(super) async fn snapshot(inner: &Arc<NatsInner>, filter: &str) -> Result<Vec<Message>> {
     let until = inner.api.deadline_after(WATCH_START_TIMEOUT);
-    let (mut messages, consumer) = create_consumer(inner, filter, LIST_HEARTBEAT).await?;
+    let (mut messages, consumer) = create_consumer(inner, filter, SNAPSHOT_HEARTBEAT).await?;
     let mut pending = consumer.num_pending + consumer.delivered.consumer_seq;
     let mut found = Vec::new();
     while pending > 0 {
@@ -103,9 +106,9 @@ pub(super) async fn snapshot(inner: &Arc<NatsInner>, filter: &str) -> Result<Vec
             return Err(Error::new(ErrorKind::Unavailable, message));
         };
         match parse(&next) {
-            Some((message, left)) => {
+            Some((message, remaining)) => {
                 found.push(message);
-                pending = left;
+                pending = remaining;
             }
             // A heartbeat: nothing is left to deliver. Messages that are still missing were removed in between.
             None => break,
@@ -175,23 +178,23 @@ async fn create_consumer(
 
 /// Parses a delivered message, and the number of messages that follow; `None` for a heartbeat.
 fn parse(message: &async_nats::Message) -> Option<(Message, u64)> {
-    let (sequence, time, left) = position(message.reply.as_ref()?.as_str())?;
+    let (sequence, timestamp, remaining) = parse_reply_subject(message.reply.as_ref()?.as_str())?;
     let headers = message.headers.as_ref();
     let deleted = headers.is_some_and(api::ends_key);
-    let about =
-        headers.and_then(|headers| headers.get(ABOUT)).map(|about| about.as_str().to_owned());
+    let record_header =
+        headers.and_then(|headers| headers.get(ABOUT)).map(|header| header.as_str().to_owned());
     let value = (!deleted).then(|| message.payload.to_vec());
     let subject = message.subject.to_string();
-    Some((Message { subject, sequence, time, about, value }, left))
+    Some((Message { subject, sequence, time: timestamp, about: record_header, value }, remaining))
 }
 
 /// Sequence and timestamp of a delivered message, and the number that follow it, from its reply subject.
-fn position(reply: &str) -> Option<(u64, u64, u64)> {
+fn parse_reply_subject(reply: &str) -> Option<(u64, u64, u64)> {
     let parts: Vec<_> = reply.strip_prefix("$JS.ACK.")?.split('.').collect();
-    // stream, consumer, delivered, stream sequence, consumer sequence, time, pending; newer servers put domain and
-    // account before them, and may put something after.
-    let at = if parts.len() >= 9 { 2 } else { 0 };
-    let number = |part: usize| parts.get(at + part)?.parse().ok();
+    // stream, consumer, delivered, stream sequence, consumer sequence, time, pending. Newer servers put domain and
+    // account before these parts, and may append others.
+    let offset = if parts.len() >= 9 { 2 } else { 0 };
+    let number = |part: usize| parts.get(offset + part)?.parse().ok();
     Some((number(3)?, number(5)?, number(6)?))
 }
 
@@ -204,10 +207,14 @@ mod tests {
         let short = "$JS.ACK.KV_b.c1.1.42.7.1700000000000000001.3";
         let long = "$JS.ACK._.HASH.KV_b.c1.1.42.7.1700000000000000001.3.x";
         for reply in [short, long] {
-            assert_eq!(position(reply), Some((42, 1_700_000_000_000_000_001, 3)), "{reply}");
+            assert_eq!(
+                parse_reply_subject(reply),
+                Some((42, 1_700_000_000_000_000_001, 3)),
+                "{reply}"
+            );
         }
         for reply in ["_INBOX.x", "$JS.ACK.KV_b.c1", "$JS.ACK.a.b.c.d.e.f.g"] {
-            assert_eq!(position(reply), None, "{reply}");
+            assert_eq!(parse_reply_subject(reply), None, "{reply}");
         }
     }
 }

@@ -44,19 +44,19 @@ pub(super) struct NatsPlace {
     /// Notified when our own ticket arrives, when the ticket before it is removed, and when the watch of tickets ends.
     wake: Arc<Notify>,
     /// Watch of the tickets: it runs while it has receivers.
-    tickets: Option<Receiver<u64>>,
-    /// Watch of the record, while we could be granted.
-    record: Option<Receiver<u64>>,
+    ticket_watch: Option<Receiver<u64>>,
+    /// Watch of the record, from the time at which we could be granted.
+    record_watch: Option<Receiver<u64>>,
     /// Time of our last read or notification of the record.
-    last_read: Time,
-    /// Situation in which the waiters ahead do not take a lock that we could take, and its beginning.
+    record_seen_at: Time,
+    /// Lock that we could take and that the waiters ahead have not taken yet, and since when.
     idle: Option<(IdleLock, Time)>,
 }
 
 /// A lock that we could take, and the number of waiters ahead that could take it first.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct IdleLock {
-    /// Sequence of the free record; 0 if the lock has holders that we could hold it beside.
+    /// Sequence of the record if it has no holder. 0 if it has holders, beside which we could be granted.
     sequence: u64,
     ahead: usize,
 }
@@ -72,14 +72,14 @@ impl NatsPlace {
             name: format!("{:032x}", claim.id),
             place: u64::MAX,
             wake: Arc::new(Notify::new()),
-            tickets: None,
-            record: None,
-            last_read: inner.now(),
+            ticket_watch: None,
+            record_watch: None,
+            record_seen_at: inner.now(),
             idle: None,
         }
     }
 
-    fn ticket(&self) -> String {
+    fn ticket_subject(&self) -> String {
         format!("{}.{}", self.prefix, self.name)
     }
 
@@ -90,7 +90,7 @@ impl NatsPlace {
 
     /// True if the claim has a ticket that is not void.
     pub(super) async fn has_ticket(&self, served: u64, until: ApiDeadline) -> Result<bool> {
-        let found = self.inner.api.last(&self.inner.stream, &self.ticket(), until).await?;
+        let found = self.inner.api.last(&self.inner.stream, &self.ticket_subject(), until).await?;
         Ok(found.is_some_and(|found| found.value.is_some() && found.sequence > served))
     }
 
@@ -99,15 +99,15 @@ impl NatsPlace {
     ///
     /// # Errors
     ///
-    /// `Unknown` if the ticket may or may not have been written. Repeating the claim finds it.
+    /// `Unknown` if the ticket may or may not have been written. A repeated claim finds a ticket that was written.
     pub(super) async fn join(&mut self, served: u64, until: ApiDeadline) -> Result<()> {
         // The subject follows from the claim's id, and each write is conditional. A repeated sending of the claim
-        // therefore finds the first one's ticket, and cannot get a second place or lose its first.
+        // therefore finds the ticket of the first sending, and cannot get a second place or lose the first.
         let inner = Arc::clone(&self.inner);
-        let (api, ticket) = (&inner.api, self.ticket());
-        let writing =
+        let (api, ticket) = (&inner.api, self.ticket_subject());
+        let new_ticket =
             || KeyWrite { value: format::write_ticket(&self.claim.by), ..KeyWrite::default() };
-        let wrote = match inner.write(&ticket, 0, writing(), until).await? {
+        let outcome = match inner.write(&ticket, 0, new_ticket(), until).await? {
             WriteOutcome::Conflict => {
                 let found = api.last(&inner.stream, &ticket, until).await?;
                 let sequence = found.as_ref().map_or(0, |found| found.sequence);
@@ -115,11 +115,11 @@ impl NatsPlace {
                     self.place = sequence;
                     return Ok(());
                 }
-                inner.write(&ticket, sequence, writing(), until).await?
+                inner.write(&ticket, sequence, new_ticket(), until).await?
             }
-            wrote => wrote,
+            outcome => outcome,
         };
-        match wrote {
+        match outcome {
             WriteOutcome::Done(sequence) => {
                 self.place = sequence;
                 Ok(())
@@ -133,15 +133,15 @@ impl NatsPlace {
     }
 
     /// Waits for our turn until `end`, and takes the lock.
-    async fn turn(&mut self, end: Time) -> Result<Waited> {
+    async fn wait_for_turn(&mut self, end: Time) -> Result<Waited> {
         let inner = Arc::clone(&self.inner);
         // True once our own ticket was delivered. Until then its absence means that the watch has not reached it yet;
         // from then on it means that the ticket is gone.
         let mut delivered = false;
         loop {
-            // First, before any state is read. `wake` keeps a notification that arrives while this pass runs, and
-            // `watch_tickets` marks the record's version as seen. Whatever changes after this line ends the sleep
-            // below.
+            // This call comes before any state is read. `wake` keeps a notification that arrives while this pass runs,
+            // and the call marks the record's notifications so far as seen. So every change after this line ends the
+            // sleep below.
             self.watch_tickets().await?;
             let now = inner.now();
             let known = inner.keys.known(&self.subject).unwrap_or_default();
@@ -150,43 +150,45 @@ impl NatsPlace {
             }
             let position = inner.queues.position(&self.prefix, &self.name, known.record.served);
             delivered |= position.is_some();
-            // A waiter behind us was granted and voided our ticket, or the ticket was removed. Waiting on would be in
-            // vain: the waiters behind no longer count us. The claim has to be sent again, for a new place.
+            // A waiter behind us was granted and voided our ticket, or the ticket was removed. Our place is lost: the
+            // waiters behind no longer count us. The claim has to be sent again, for a new place.
             if position.is_none() && delivered || known.record.served >= self.place {
                 return Ok(Waited::Gone);
             }
             // Before our own ticket is delivered, an unknown number is ahead. To assume 0 would overtake the queue.
             let ahead = position.map(|position| position.ahead);
-            let due = match self.due(&known, ahead.unwrap_or(usize::MAX), now) {
-                Due::Now(next) => match self.take(&known, next).await? {
+            let next_step_at = match self.next_step(&known, ahead.unwrap_or(usize::MAX), now) {
+                WaiterStep::Take(next) => match self.take(&known, next).await? {
                     Some(waited) => return Ok(waited),
                     None => continue,
                 },
-                Due::Read => {
+                WaiterStep::Read => {
                     self.read_record().await?;
                     continue;
                 }
-                Due::At(due) => due,
+                WaiterStep::SleepUntil(time) => time,
             };
             if now >= end {
                 return Ok(Waited::Still { ahead });
             }
-            if ahead.is_some_and(|ahead| self.needs_record(ahead)) && self.record.is_none() {
-                self.record = Some(inner.watches.subscribe(&inner, &self.subject).await?);
+            if ahead.is_some_and(|ahead| self.could_be_granted(ahead))
+                && self.record_watch.is_none()
+            {
+                self.record_watch = Some(inner.watches.subscribe(&inner, &self.subject).await?);
                 // Another pass, and no sleep. A watch that other waiters share may have delivered the free record
                 // already, and will not deliver it again.
                 continue;
             }
-            // Our predecessor's release wakes us by its ticket. The poll covers what sends no message or loses it: a
+            // Our predecessor's release wakes us by its ticket. The poll covers the cases without a message: a
             // predecessor that crashed with the lock, a purged ticket, a consumer that died with its server.
-            let poll_at = self.last_read + ahead.map_or(RECORD_POLL_INTERVAL, poll_pause);
+            let poll_at = self.record_seen_at + ahead.map_or(RECORD_POLL_INTERVAL, poll_pause);
             tokio::select! {
                 () = self.wake.notified() => {}
-                changed = record_changed(self.record.as_mut()) => {
+                changed = record_changed(self.record_watch.as_mut()) => {
                     changed?;
-                    self.last_read = inner.now();
+                    self.record_seen_at = inner.now();
                 }
-                () = inner.api.clock.sleep_until(due.min(poll_at).min(end)) => {
+                () = inner.api.clock.sleep_until(next_step_at.min(poll_at).min(end)) => {
                     if inner.now() >= poll_at {
                         self.read_record().await?;
                     }
@@ -203,58 +205,61 @@ impl NatsPlace {
     /// longer kept up to date.
     async fn watch_tickets(&mut self) -> Result<()> {
         let ended = || Error::new(ErrorKind::Unavailable, "the watch has ended");
-        match &self.tickets {
+        match &self.ticket_watch {
             None => {
-                // Registered before the watch starts: the first message may be the delivery of our own ticket, and its
-                // notification would be lost.
+                // Registered before the watch starts. Otherwise the notification of our own ticket, which may be the
+                // first message, would be lost.
                 self.inner.queues.join(&self.prefix, &self.name, &self.wake);
                 let filter = format!("{}.*", self.prefix);
-                self.tickets = Some(self.inner.watches.subscribe(&self.inner, &filter).await?);
+                self.ticket_watch = Some(self.inner.watches.subscribe(&self.inner, &filter).await?);
             }
-            Some(tickets) => tickets.has_changed().map(|_| ()).map_err(|_| ended())?,
+            Some(watch) => watch.has_changed().map(|_| ()).map_err(|_| ended())?,
         }
-        if let Some(record) = &mut self.record {
-            record.borrow_and_update();
+        if let Some(watch) = &mut self.record_watch {
+            watch.borrow_and_update();
         }
         Ok(())
     }
 
-    /// True if a change of the record could let us be granted, with `ahead` waiters before us. An exclusive claim
-    /// cannot be granted before the waiters ahead; a shared claim or a slot can be granted beside them.
-    fn needs_record(&self, ahead: usize) -> bool {
+    /// True if we could be granted when the record changes, with `ahead` waiters before us. An exclusive claim cannot
+    /// be granted before the waiters ahead; a shared claim or a slot can be granted beside them.
+    fn could_be_granted(&self, ahead: usize) -> bool {
         ahead == 0 || self.claim.mode != Mode::Exclusive
     }
 
     /// Next step for the record as it is known, with `ahead` waiters before us.
-    fn due(&mut self, known: &KnownKey, ahead: usize, now: Time) -> Due {
+    fn next_step(&mut self, known: &KnownKey, ahead: usize, now: Time) -> WaiterStep {
         let old = now.since(known.at) >= MAX_KNOWN_AGE;
-        if self.record.is_none() && old && ahead > 0 {
-            // We do not watch the record, and what we know of it is outdated: nothing to decide before the next poll.
-            return Due::At(Time::MAX);
+        if self.record_watch.is_none() && old && ahead > 0 {
+            // We do not watch the record, and the known one is outdated: there is nothing to decide before the next
+            // poll.
+            return WaiterStep::SleepUntil(Time::MAX);
         }
         let RecordDecision::Write(mut next) = self.inner.decide(known, &self.record_claim()) else {
-            // Held. It may be taken over if a holder does not renew before the end of its lease.
+            // Held. The next step is due when a holder that does not renew may be taken over.
             self.idle = None;
-            return Due::At(known.watched.next_takeover(now));
+            return WaiterStep::SleepUntil(known.watched.next_takeover(now));
         };
-        let due = self.take_at(known, ahead, now);
-        if now < due {
-            return Due::At(due);
+        let take_at = self.take_at(known, ahead, now);
+        if now < take_at {
+            return WaiterStep::SleepUntil(take_at);
         }
-        // A bucket that was deleted and created again counts sequences from 1. A write at a sequence remembered from
-        // its former life could meet that number by chance, and overwrite a record that we never saw.
+        // A bucket that was deleted and created again counts sequences from 1. A sequence that is known from the old
+        // bucket could by chance be that of another record in the new one, and our write would replace a record that
+        // we never saw.
         if old {
-            return Due::Read;
+            return WaiterStep::Read;
         }
-        // In the same write as the grant. Written later, a crash in between would leave our ticket valid behind a lock
-        // that we had already held; and a waiter that we pass over would not learn that its turn is lost.
+        // `served` is raised in the same write as the grant. If it were written later, a crash in between would leave
+        // our ticket valid, although its claim was already granted; and a waiter that we pass over would not learn that
+        // its place is lost.
         next.served = next.served.max(self.place);
-        Due::Now(next)
+        WaiterStep::Take(next)
     }
 
     /// Time at which to take a lock that is free for us, with `ahead` waiters before us: at once if there are none.
     ///
-    /// Each waiter ahead has [`TURN_TIMEOUT`] to take it. So the waiters behind a crashed one step in one after
+    /// Each waiter ahead has [`TURN_TIMEOUT`] to take the lock. So the waiters behind a crashed waiter try one after
     /// another, nearest first, and do not all write at once.
     fn take_at(&mut self, known: &KnownKey, ahead: usize, now: Time) -> Time {
         if ahead == 0 {
@@ -267,22 +272,22 @@ impl NatsPlace {
             _ => {
                 // A free record shows by the server's timestamp how long it has been free, also before we first saw it.
                 // A lock with holders does not: its record changes with every renewal.
-                let server = self.inner.lineage().server_time(now);
-                let age = known.time.filter(|_| free).map(|time| server.saturating_sub(time));
+                let server_time = self.inner.lineage().server_time(now);
+                let age = known.time.filter(|_| free).map(|time| server_time.saturating_sub(time));
                 now - Duration::from_nanos(age.unwrap_or_default())
             }
         };
         self.idle = Some((idle, since));
-        since + turns(ahead)
+        since + time_for_turns(ahead)
     }
 
     async fn read_record(&mut self) -> Result<()> {
         self.inner.read(&self.subject, self.inner.api.deadline_after(RECORD_POLL_INTERVAL)).await?;
-        self.last_read = self.inner.now();
+        self.record_seen_at = self.inner.now();
         Ok(())
     }
 
-    /// Takes the lock on condition of the record as it is known; `None` if another write came first.
+    /// Takes the lock if the record is still the known one; `None` if another write came first.
     async fn take(&mut self, known: &KnownKey, next: format::KeyRecord) -> Result<Option<Waited>> {
         let until = self.inner.api.deadline_after(self.claim.ttl / 4);
         let sent = self.inner.now();
@@ -320,10 +325,10 @@ impl NatsPlace {
 
     /// Deletes the ticket, and purges what is left of it.
     ///
-    /// Deletion first: it is a message, which wakes the waiter behind. A purge is silent. The purge then removes the
-    /// deletion marker; if that fails, the marker stays until a later claim sweeps the queue.
+    /// The deletion comes first: it is a message, which wakes the waiter behind. A purge sends no message. The purge
+    /// then removes the deletion marker; if that fails, the marker stays until a later claim sweeps the queue.
     async fn remove_ticket(&self, until: ApiDeadline) -> Result<()> {
-        let (api, ticket) = (&self.inner.api, self.ticket());
+        let (api, ticket) = (&self.inner.api, self.ticket_subject());
         let Some(found) = api.last(&self.inner.stream, &ticket, until).await? else {
             return Ok(());
         };
@@ -343,26 +348,26 @@ impl NatsPlace {
 }
 
 /// Next step of a waiter.
-enum Due {
-    /// Write this record: it is our turn.
-    Now(format::KeyRecord),
-    /// Read the record: what is known of it is too old to write on.
+enum WaiterStep {
+    /// Write this record, which contains our grant: it is our turn.
+    Take(format::KeyRecord),
+    /// Read the record: the known one is too old to be the condition of a write.
     Read,
-    /// Nothing before this time.
-    At(Time),
+    /// Do nothing before this time.
+    SleepUntil(Time),
 }
 
 /// Time allowed for this many turns.
-fn turns(count: usize) -> Duration {
+fn time_for_turns(count: usize) -> Duration {
     TURN_TIMEOUT * u32::try_from(count).unwrap_or(u32::MAX).min(MAX_TURNS)
 }
 
 /// Pause between two reads of the record, with `ahead` waiters before us.
 fn poll_pause(ahead: usize) -> Duration {
-    if ahead <= 1 { RECORD_POLL_INTERVAL } else { turns(ahead) }
+    if ahead <= 1 { RECORD_POLL_INTERVAL } else { time_for_turns(ahead) }
 }
 
-/// Resolves with the next notification of the record; never without a watch.
+/// Resolves with the next notification of the record; never if there is no watch.
 async fn record_changed(watch: Option<&mut Receiver<u64>>) -> Result<()> {
     let Some(watch) = watch else { return pending().await };
     let ended = |_| Error::new(ErrorKind::Unavailable, "the watch has ended");
@@ -373,21 +378,22 @@ async fn record_changed(watch: Option<&mut Receiver<u64>>) -> Result<()> {
 impl Place for NatsPlace {
     async fn wait(&mut self, limit: Duration) -> Result<Waited> {
         let end = self.inner.now() + limit;
-        let waited = self.turn(end).await;
+        let waited = self.wait_for_turn(end).await;
         waited.map_err(|error| error.on(&self.claim.key).at(&*self.inner))
     }
 
     async fn abandon(&mut self, limit: Duration) -> Result<()> {
         let until = self.inner.api.deadline_after(limit);
-        let left = async {
-            // The ticket before the record. If only one of the two succeeds, it should be the ticket: a grant that
-            // raced us ends with its lease, but a ticket has none and would delay the waiters behind it.
+        let abandoning = async {
+            // The ticket is removed before a grant is undone. If only one of the two succeeds, it should be the ticket:
+            // a grant that arrived meanwhile ends with its lease, but a ticket has no lease, and would delay the
+            // waiters behind it.
             self.remove_ticket(until).await?;
             let known = self.inner.read(&self.subject, until).await?;
             match known.record.release(self.claim.id, known.sequence) {
                 None => Ok(()),
-                Some(free) => {
-                    match self.inner.put(&self.subject, known.sequence, free, until).await? {
+                Some(released) => {
+                    match self.inner.put(&self.subject, known.sequence, released, until).await? {
                         (WriteOutcome::Done(_), _) => Ok(()),
                         (WriteOutcome::Conflict, _) => {
                             let message = "the record was changed by a concurrent write: try again";
@@ -398,8 +404,8 @@ impl Place for NatsPlace {
                 }
             }
         };
-        let left = left.await;
-        left.map_err(|error: Error| error.on(&self.claim.key).at(&*self.inner))
+        let abandoned = abandoning.await;
+        abandoned.map_err(|error: Error| error.on(&self.claim.key).at(&*self.inner))
     }
 }
 
