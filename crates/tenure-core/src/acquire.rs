@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::error::Error;
 use std::time::Duration;
 
-pub use self::message::{AcquireCommand, AcquireInput, Answer, LeaseStart, RequestFailure};
+pub use self::message::{AcquireAnswer, AcquireCommand, AcquireInput, LeaseStart, RequestFailure};
 use crate::lease::Lease;
 use crate::retry::{Retry, RetryContext};
 use crate::{Random, Time};
@@ -35,7 +35,7 @@ pub struct AcquireOptions {
     pub retry: Box<dyn Retry>,
     /// Interval of claims on a store that pushes changes, in case a notification is lost; `None` if the store does not
     /// push.
-    pub backstop: Option<Duration>,
+    pub fallback_interval: Option<Duration>,
     /// Seed of the jitter.
     pub seed: u64,
 }
@@ -53,7 +53,7 @@ pub struct Acquire {
     try_once: bool,
     until: Time,
     retry: Box<dyn Retry>,
-    backstop: Option<Duration>,
+    fallback_interval: Option<Duration>,
     random: Random,
     phase: Phase,
     started: Time,
@@ -101,14 +101,15 @@ enum Phase {
 impl Acquire {
     /// Creates the machine. Its first command is a claim.
     pub fn new(options: AcquireOptions, now: Time) -> Self {
-        let AcquireOptions { lease, try_once, until, retry, backstop, seed } = options;
+        let AcquireOptions { lease, try_once, until, retry, fallback_interval: backstop, seed } =
+            options;
         let mut acquire = Self {
             lease,
             try_once,
             // A single attempt takes one request, so it needs no limit from the caller.
             until: if try_once { now + lease.request_limit() } else { until.unwrap_or(Time::MAX) },
             retry,
-            backstop,
+            fallback_interval: backstop,
             random: Random::new(seed),
             phase: Phase::Finished,
             started: now,
@@ -172,7 +173,7 @@ impl Acquire {
             // The machine repeats the claim until this attempt has settled. The last repeat is sent just before that
             // instant at the latest. The repeat may be granted too, so its own time to settle is added.
             let last_repeat = self.lease.settled_at(sent);
-            self.answer(Answer::Unknown { until: self.lease.settled_at(last_repeat) });
+            self.answer(AcquireAnswer::Unknown { until: self.lease.settled_at(last_repeat) });
         }
     }
 
@@ -236,7 +237,7 @@ impl Acquire {
             AcquireInput::Queued => self.wait(now),
             AcquireInput::Contended { .. } if self.answered => self.finish(),
             AcquireInput::Contended { .. } if self.try_once => {
-                self.answer(Answer::Contended);
+                self.answer(AcquireAnswer::Contended);
                 self.finish();
             }
             AcquireInput::Contended { retry_after } => {
@@ -279,7 +280,7 @@ impl Acquire {
         if may_retry {
             self.retry(error, now);
         } else {
-            self.answer(Answer::Failed);
+            self.answer(AcquireAnswer::Failed);
             self.finish();
         }
     }
@@ -361,7 +362,7 @@ impl Acquire {
 
     fn acquired(&mut self, sent: Time, deadline: Time) {
         self.retry.reset();
-        self.answer(Answer::Acquired { sent, deadline });
+        self.answer(AcquireAnswer::Acquired { sent, deadline });
         self.finish();
     }
 
@@ -402,7 +403,7 @@ impl Acquire {
         match input {
             AcquireInput::Released | AcquireInput::Refused if self.answered => self.finish(),
             AcquireInput::Released | AcquireInput::Refused if self.try_once => {
-                self.answer(Answer::Contended);
+                self.answer(AcquireAnswer::Contended);
                 self.finish();
             }
             AcquireInput::Released | AcquireInput::Refused => self.retry(None, now),
@@ -418,7 +419,7 @@ impl Acquire {
 
     /// Waits until a contended key changes, if the store pushes changes, or until the next claim is due.
     fn watch(&mut self, at_least: Duration, now: Time) {
-        match self.backstop {
+        match self.fallback_interval {
             Some(backstop) => {
                 let spread = 0.75 + self.random.unit() / 2.0;
                 self.pause(backstop.mul_f64(spread).max(at_least), now);
@@ -441,7 +442,11 @@ impl Acquire {
                 self.settle_later(now);
             }
             None => {
-                self.answer(if self.failing { Answer::Failed } else { Answer::GaveUp });
+                self.answer(if self.failing {
+                    AcquireAnswer::Failed
+                } else {
+                    AcquireAnswer::GaveUp
+                });
                 self.finish();
             }
         }
@@ -459,7 +464,11 @@ impl Acquire {
 
     fn give_up(&mut self, now: Time) {
         if self.unanswered_since.is_none() {
-            self.answer(if self.permanent_failure { Answer::Failed } else { Answer::TimedOut });
+            self.answer(if self.permanent_failure {
+                AcquireAnswer::Failed
+            } else {
+                AcquireAnswer::TimedOut
+            });
         }
         self.settle_or_finish(now);
     }
@@ -510,7 +519,7 @@ impl Acquire {
         self.commands.push_back(command);
     }
 
-    fn answer(&mut self, answer: Answer) {
+    fn answer(&mut self, answer: AcquireAnswer) {
         if !self.answered {
             self.answered = true;
             self.commands.push_back(AcquireCommand::Answer(answer));

@@ -197,7 +197,7 @@ impl Election {
             (Due::Deadline, Some(claim)) => {
                 ElectionInput::HealthFailed { claim, cause: Cause::Deadline }
             }
-            (Due::Bound, Some(claim)) => {
+            (Due::ReleaseLimit, Some(claim)) => {
                 ElectionInput::ReleaseFailed { claim, cause: Cause::TimedOut }
             }
             (Due::Grace, _) => ElectionInput::GraceExpired,
@@ -206,7 +206,7 @@ impl Election {
                 return self.commands.push_back(ElectionCommand::Probe { claim });
             }
             // These timers are set only while there is a claim.
-            (Due::Deadline | Due::Bound | Due::Probe, None) => return,
+            (Due::Deadline | Due::ReleaseLimit | Due::Probe, None) => return,
         };
         self.step(input, random, now);
     }
@@ -330,8 +330,8 @@ impl Election {
                 self.schedule_claim(planned.max(self.cool_down_until));
             }
             Action::Bound => {
-                self.timers.bound =
-                    self.timers.bound.min(step.now + self.release_limit(&step.input));
+                self.timers.release_limit =
+                    self.timers.release_limit.min(step.now + self.release_limit(&step.input));
             }
             Action::StopAfterwards => self.stopping = true,
             Action::Acquired

@@ -31,7 +31,7 @@ pub enum KeeperInput {
     /// The store reports that the hold is no longer ours.
     Refused,
     /// The hold ended without a request of ours: its connection broke, or the store pushed its end.
-    Broken(Loss),
+    HoldEnded(Loss),
     /// The store pushed that a waiter has asked for the lock.
     HandoffRequested,
     /// The user releases the hold.
@@ -235,7 +235,7 @@ impl Keeper {
             }
             KeeperInput::HandoffCheckFailed => self.handoff_checked(false, now),
             KeeperInput::Refused => self.refused(),
-            KeeperInput::Broken(loss) => self.on_hold_ended(loss),
+            KeeperInput::HoldEnded(loss) => self.on_hold_ended(loss),
             KeeperInput::HandoffRequested => self.notify_handoff(),
             KeeperInput::Release => self.stop_keeping(Goal::Release, now),
             KeeperInput::Detach => self.stop_keeping(Goal::Detach, now),

@@ -79,7 +79,7 @@ impl Lease {
             return Err(LeaseError::TooLong { ttl });
         }
         if let Some(factor @ 0..2) = keep_alive {
-            return Err(LeaseError::Factor { factor });
+            return Err(LeaseError::TooFewRenewals { factor });
         }
         if max_hold.is_some_and(|max| max.is_zero()) {
             return Err(LeaseError::ZeroMaxHold);
@@ -199,7 +199,7 @@ pub enum LeaseError {
         ttl: Duration,
     },
     /// Fewer than two renewals per ttl.
-    Factor {
+    TooFewRenewals {
         /// Requested renewals per ttl.
         factor: u32,
     },
@@ -239,7 +239,7 @@ impl fmt::Display for LeaseError {
             Self::TooLong { ttl } => {
                 write!(f, "the ttl of {ttl:?} is above the maximum of {:?}", Lease::MAX_TTL)
             }
-            Self::Factor { factor } => write!(
+            Self::TooFewRenewals { factor } => write!(
                 f,
                 "a keep-alive factor of {factor} leaves no second try before the lease ends: give at least 2"
             ),

@@ -52,7 +52,7 @@ pub struct ObjectRead<T> {
     /// `Last-Modified`: time of the last change, by the clock that stamps objects.
     pub modified: Duration,
     /// `Date` of the same response, possibly from another machine's clock.
-    pub now: Duration,
+    pub date: Duration,
 }
 
 /// Waiter at the bell object beside the lock. The owner's release grants the lock to it.
@@ -178,15 +178,15 @@ impl WaiterReads {
             return LeaseStart::Since(sent);
         }
         if !self.rules.compare_store_clocks {
-            let age = read.now.saturating_sub(read.modified).saturating_add(resolution.0);
+            let age = read.date.saturating_sub(read.modified).saturating_add(resolution.0);
             return LeaseStart::Since(self.ungranted.min(sent - age));
         }
         match self.stamp {
             // The earlier of two independent bounds. An answer from an old copy invalidates only the first, a step of
             // the store's clock only the second: the start is too late only if both fail at once.
-            Some(stamp) => {
-                LeaseStart::Since(self.ungranted.min(stamp.instant(read.modified, resolution)))
-            }
+            Some(stamp) => LeaseStart::Since(
+                self.ungranted.min(stamp.instant_before(read.modified, resolution)),
+            ),
             None => LeaseStart::FromConfirm,
         }
     }
@@ -196,7 +196,7 @@ impl<T> ObjectRead<T> {
     /// Waiter whose reservation of the waiting place has not expired.
     pub fn waiter(&self) -> Option<&ObjectWaiter> {
         let waiter = self.record.as_ref()?.waiter.as_ref()?;
-        (self.now < waiter.expires).then_some(waiter)
+        (self.date < waiter.expires).then_some(waiter)
     }
 
     /// True if the owner is `id` and has not released, even if its lease has expired.
@@ -237,7 +237,7 @@ impl<T: Clone> ObjectRead<T> {
         }
         ObjectDecision::Write(LockObject {
             owner: id.to_owned(),
-            expires: self.now + lease,
+            expires: self.date + lease,
             waiter: None,
             fence: Some(self.next_fence()),
             lease: Some(lease),
@@ -247,7 +247,7 @@ impl<T: Clone> ObjectRead<T> {
 
     /// Number of the next grant: one more than the last, or the store's time in microseconds if none was written.
     fn next_fence(&self) -> u64 {
-        let micros = u64::try_from(self.now.as_micros()).unwrap_or(u64::MAX);
+        let micros = u64::try_from(self.date.as_micros()).unwrap_or(u64::MAX);
         self.fence().map_or(micros, |fence| fence.saturating_add(1))
     }
 }

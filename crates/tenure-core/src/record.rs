@@ -32,13 +32,13 @@ pub struct RecordHolder<T> {
     pub mode: Mode,
     /// Number of the grant. `None` stands for the version that the store gave to the write of this record, because the
     /// writer could not know it in advance.
-    pub grant: Option<u64>,
+    pub grant_number: Option<u64>,
     /// Number of renewals.
     pub renewal_count: u64,
     /// Time that the hold lasts from each renewal on. A hold without a lease is never taken over.
     pub lease: Option<Duration>,
     /// Age of the hold when this was written, on the holder's own clock.
-    pub held: Duration,
+    pub held_for: Duration,
     /// Description of the holder, for display.
     pub by: T,
 }
@@ -47,7 +47,7 @@ pub struct RecordHolder<T> {
 #[derive(Clone, Debug)]
 pub struct RecordClaim<'a, T> {
     /// Id of the claim, the same in every attempt.
-    pub claim: u128,
+    pub id: u128,
     /// Kind of hold.
     pub mode: Mode,
     /// Time that a hold lasts unless renewed.
@@ -83,7 +83,7 @@ impl<T: Clone> CasRecord<T> {
         version: u64,
         may_take_over: impl Fn(&RecordHolder<T>) -> bool,
     ) -> RecordDecision<'_, T> {
-        if let Some(before) = self.holder(claim.claim) {
+        if let Some(before) = self.holder(claim.id) {
             return RecordDecision::AlreadyGranted(before);
         }
         let live: Vec<_> = self.holders.iter().filter(|holder| !may_take_over(holder)).collect();
@@ -106,12 +106,12 @@ impl<T: Clone> CasRecord<T> {
         }
         let mut next = self.rewritten(version, |holder| !may_take_over(holder));
         next.holders.push(RecordHolder {
-            claim: claim.claim,
+            claim: claim.id,
             mode: claim.mode,
-            grant: None,
+            grant_number: None,
             renewal_count: 0,
             lease: Some(claim.lease),
-            held: Duration::ZERO,
+            held_for: Duration::ZERO,
             by: claim.by.clone(),
         });
         RecordDecision::Write(next)
@@ -129,7 +129,7 @@ impl<T: Clone> CasRecord<T> {
         self.holder(claim)?;
         let mut next = self.rewritten(version, |_| true);
         for holder in next.holders.iter_mut().filter(|holder| holder.claim == claim) {
-            (holder.renewal_count, holder.lease, holder.held) =
+            (holder.renewal_count, holder.lease, holder.held_for) =
                 (holder.renewal_count + 1, Some(lease), held);
         }
         Some(next)
@@ -152,7 +152,7 @@ impl<T: Clone> CasRecord<T> {
     fn rewritten(&self, version: u64, keep: impl Fn(&RecordHolder<T>) -> bool) -> Self {
         let mut next = self.clone();
         for holder in &mut next.holders {
-            let number = *holder.grant.get_or_insert(version);
+            let number = *holder.grant_number.get_or_insert(version);
             next.fence = next.fence.max(number);
         }
         next.holders.retain(keep);
@@ -163,7 +163,7 @@ impl<T: Clone> CasRecord<T> {
 impl<T> RecordHolder<T> {
     /// Number of the grant, in a record that was read at `version`.
     pub fn number(&self, version: u64) -> u64 {
-        self.grant.unwrap_or(version)
+        self.grant_number.unwrap_or(version)
     }
 }
 

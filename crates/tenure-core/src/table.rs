@@ -176,7 +176,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         let Some(owner) = self.owner_slot(claim.owner) else {
             return ClaimAnswer::Refused(Refusal::UnknownOwner);
         };
-        let id = match self.open(key, found, claim.mode) {
+        let id = match self.try_use_key(key, found, claim.mode) {
             Ok(id) => id,
             Err(refusal) => return ClaimAnswer::Refused(refusal),
         };
@@ -210,7 +210,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         if found.id().is_some_and(|id| self.two_phase_claim(owner, id).is_some()) {
             return Enqueued::AlreadyEnqueued;
         }
-        let id = match self.open(key, found, claim.mode) {
+        let id = match self.try_use_key(key, found, claim.mode) {
             Ok(id) => id,
             Err(refusal) => return Enqueued::Refused(refusal),
         };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tenure_core::Time;
-use tenure_core::acquire::{Acquire, AcquireInput, AcquireOptions, Answer};
+use tenure_core::acquire::{Acquire, AcquireAnswer, AcquireInput, AcquireOptions};
 use tenure_core::keeper::{self, Granted, Keeper};
 use tenure_core::retry::FixedInterval;
 
@@ -185,7 +185,7 @@ impl World {
             try_once: pick < 2,
             until,
             retry: Box::new(FixedInterval { interval: self.setup.ttl / 10 }),
-            backstop: None,
+            fallback_interval: None,
             seed: self.random.bits(),
         };
         note!(self, "client {client} task {id}: acquires key {key}, until {until:?}");
@@ -395,17 +395,20 @@ impl World {
         self.send(RequestMessage { connection, number, key, request, deadline: due, stale: false });
     }
 
-    fn answer(&mut self, client: usize, task: &mut Task, answer: Answer) {
+    fn answer(&mut self, client: usize, task: &mut Task, answer: AcquireAnswer) {
         self.stats.answers += 1;
         if task.answered {
             self.fail(Breach::AnsweredTwice, || format!("task {}: {answer:?}", task.id));
         }
         match answer {
-            Answer::Acquired { sent, deadline } => {
+            AcquireAnswer::Acquired { sent, deadline } => {
                 return self.acquired(client, task, sent, deadline);
             }
-            Answer::Unknown { .. } => self.stats.unknown += 1,
-            Answer::Contended | Answer::TimedOut | Answer::GaveUp | Answer::Failed => {
+            AcquireAnswer::Unknown { .. } => self.stats.unknown += 1,
+            AcquireAnswer::Contended
+            | AcquireAnswer::TimedOut
+            | AcquireAnswer::GaveUp
+            | AcquireAnswer::Failed => {
                 self.checker.note_refusal(task.id);
                 let lives = |connection: usize| !self.connections[connection].broken;
                 let store_now = self.store_clock.read(self.now);

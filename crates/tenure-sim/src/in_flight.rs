@@ -114,7 +114,7 @@ impl InFlight {
 impl ClaimState {
     pub(crate) fn new(claim: u64, ttl: Duration, rules: Rules, store: StoreKind) -> Self {
         let nothing =
-            ObjectRead::<()> { record: None, modified: Duration::ZERO, now: Duration::ZERO };
+            ObjectRead::<()> { record: None, modified: Duration::ZERO, date: Duration::ZERO };
         Self {
             claim,
             token: 0,

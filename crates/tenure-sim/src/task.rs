@@ -35,7 +35,7 @@ pub(crate) enum Command {
     Send(Operation, std::time::Duration),
     /// No request; a wait in flight ends.
     Watch,
-    Answer(acquire::Answer),
+    Answer(acquire::AcquireAnswer),
     Lost,
     HandoffRequested,
     Finish,
@@ -78,7 +78,7 @@ impl Task {
             }
             Machine::Keeper(keeper) => {
                 if let Outcome::Broken = outcome {
-                    keeper.handle(keeper::KeeperInput::Broken(keeper::Loss::Disconnected), now);
+                    keeper.handle(keeper::KeeperInput::HoldEnded(keeper::Loss::Disconnected), now);
                 }
                 if let Some(input) = to_keeper(outcome, operation) {
                     keeper.handle(input, now);

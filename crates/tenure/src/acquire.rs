@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use tenure_core::acquire::{Acquire, AcquireCommand, AcquireInput, Answer};
+use tenure_core::acquire::{Acquire, AcquireAnswer, AcquireCommand, AcquireInput};
 use tenure_core::keeper::Granted;
 use tenure_core::lease::Lease;
 use tenure_core::{Key, Time};
@@ -316,7 +316,7 @@ impl AcquireDriver {
     fn next(&mut self) -> Option<AcquireCommand> {
         loop {
             match self.machine.poll_command()? {
-                AcquireCommand::Answer(Answer::Acquired { sent, deadline }) => {
+                AcquireCommand::Answer(AcquireAnswer::Acquired { sent, deadline }) => {
                     self.found.acquired = Some((sent, deadline));
                 }
                 AcquireCommand::Answer(answer) => {
@@ -365,7 +365,7 @@ impl AcquireDriver {
         }
     }
 
-    fn explain(&mut self, answer: Answer) -> Error {
+    fn explain(&mut self, answer: AcquireAnswer) -> Error {
         let now = self.clock.now();
         let waited = now.since(self.asked);
         let holder = self.found.busy.as_ref().and_then(|busy| busy.holder.as_ref());
@@ -373,14 +373,14 @@ impl AcquireDriver {
         let held = holder
             .map_or_else(|| "held by another process".to_owned(), |by| format!("held by {by}"));
         match (answer, self.found.error.take()) {
-            (Answer::Contended, _) => {
+            (AcquireAnswer::Contended, _) => {
                 let note = self.found.busy.as_ref().and_then(|busy| busy.note.as_ref());
                 let held = note.map_or_else(|| held.clone(), |note| format!("{held}: {note}"));
                 let single = self.store.capabilities().queue == QueueKind::Single;
                 Error::new(if single { ErrorKind::Contention } else { ErrorKind::Held }, held)
             }
-            (Answer::Failed, Some(error)) => error,
-            (Answer::Unknown { until }, error) => {
+            (AcquireAnswer::Failed, Some(error)) => error,
+            (AcquireAnswer::Unknown { until }, error) => {
                 let left = until.since(now);
                 let message = format!(
                     "no clear answer after {waited:.1?}: the lock may be held for this process for up to \
@@ -396,7 +396,7 @@ impl AcquireDriver {
                 let message = format!("the store could not be reached for {waited:.1?}: is it up?");
                 Error::new(ErrorKind::Unavailable, message).because(error)
             }
-            (Answer::GaveUp, _) => {
+            (AcquireAnswer::GaveUp, _) => {
                 let message = format!("{held}, and the retry strategy gave up after {waited:.1?}");
                 Error::new(ErrorKind::Timeout, message)
             }

@@ -402,7 +402,7 @@ impl LockRequest {
             try_once,
             until,
             retry: self.retry.unwrap_or_else(|| Box::new(DEFAULT_CLAIM_BACKOFF)),
-            backstop: can.push.then_some(CLAIM_BACKSTOP_INTERVAL),
+            fallback_interval: can.push.then_some(CLAIM_BACKSTOP_INTERVAL),
             #[expect(
                 clippy::cast_possible_truncation,
                 reason = "both halves matter: one differs per process, the other per claim"

@@ -97,14 +97,14 @@ pub enum AcquireCommand {
         limit: Duration,
     },
     /// Return this answer to the caller.
-    Answer(Answer),
+    Answer(AcquireAnswer),
     /// The machine has ended; no command follows. After [`Answer::Acquired`] the keeper is responsible for the hold.
     Finish,
 }
 
 /// Result that the caller receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Answer {
+pub enum AcquireAnswer {
     /// Granted.
     Acquired {
         /// Instant from which the lease counts, as [`LeaseStart`] defines it.

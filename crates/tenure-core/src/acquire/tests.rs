@@ -30,7 +30,7 @@ fn terms() -> AcquireOptions {
         try_once: false,
         until: None,
         retry: Box::new(FixedInterval { interval: Duration::from_millis(200) }),
-        backstop: None,
+        fallback_interval: None,
         seed: 1,
     }
 }
@@ -61,12 +61,12 @@ fn step(acquire: &mut Acquire) -> (Time, Vec<AcquireCommand>) {
     (now, commands(acquire))
 }
 
-fn ends(answer: Answer) -> Vec<AcquireCommand> {
+fn ends(answer: AcquireAnswer) -> Vec<AcquireCommand> {
     vec![AcquireCommand::Answer(answer), AcquireCommand::Finish]
 }
 
 fn acquired(sent: u64) -> Vec<AcquireCommand> {
-    ends(Answer::Acquired { sent: at(sent), deadline: at(sent + 5_000) })
+    ends(AcquireAnswer::Acquired { sent: at(sent), deadline: at(sent + 5_000) })
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn a_free_lock_is_granted_by_one_request_and_counts_from_it() {
 fn a_session_store_grants_without_a_deadline() {
     let mut acquire = start(terms());
     let seen = feed(&mut acquire, AcquireInput::Granted(LeaseStart::NoLease), at(10));
-    assert_eq!(seen, ends(Answer::Acquired { sent: at(0), deadline: Time::MAX }));
+    assert_eq!(seen, ends(AcquireAnswer::Acquired { sent: at(0), deadline: Time::MAX }));
 }
 
 #[test]
@@ -149,12 +149,12 @@ fn a_try_claims_once_without_a_place() {
     let once = || AcquireOptions { try_once: true, ..terms() };
     let mut acquire = Acquire::new(once(), at(0));
     assert_eq!(commands(&mut acquire), [TRY]);
-    assert_eq!(feed(&mut acquire, CONTENDED, at(10)), ends(Answer::Contended));
+    assert_eq!(feed(&mut acquire, CONTENDED, at(10)), ends(AcquireAnswer::Contended));
     let mut acquire = start(once());
-    assert_eq!(feed(&mut acquire, DOWN, at(10)), ends(Answer::Failed));
+    assert_eq!(feed(&mut acquire, DOWN, at(10)), ends(AcquireAnswer::Failed));
     let mut acquire = start(once());
     assert_eq!(feed(&mut acquire, AcquireInput::Queued, at(10)), [ABANDON]);
-    assert_eq!(feed(&mut acquire, AcquireInput::Released, at(20)), ends(Answer::Contended));
+    assert_eq!(feed(&mut acquire, AcquireInput::Released, at(20)), ends(AcquireAnswer::Contended));
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn a_pause_of_nothing_is_no_pause() {
 #[test]
 fn a_store_that_pushes_is_asked_again_only_at_the_backstop() {
     let backstop = Some(Duration::from_secs(1));
-    let mut acquire = start(AcquireOptions { backstop, ..terms() });
+    let mut acquire = start(AcquireOptions { fallback_interval: backstop, ..terms() });
     feed(&mut acquire, CONTENDED, at(0));
     let (next, claim) = step(&mut acquire);
     assert!((at(750)..=at(1_250)).contains(&next), "{next:?}");
@@ -194,14 +194,17 @@ fn time_running_out_while_waiting_gives_the_place_up_first() {
     let wait = AcquireCommand::Wait { limit: Duration::from_millis(990) };
     assert_eq!(feed(&mut acquire, AcquireInput::Queued, at(10)), [wait]);
     assert_eq!(step(&mut acquire), (at(1_000), vec![ABANDON]));
-    assert_eq!(feed(&mut acquire, AcquireInput::Released, at(1_005)), ends(Answer::TimedOut));
+    assert_eq!(
+        feed(&mut acquire, AcquireInput::Released, at(1_005)),
+        ends(AcquireAnswer::TimedOut)
+    );
 }
 
 #[test]
 fn time_running_out_between_claims_is_a_plain_timeout() {
     let mut acquire = start(patient(150));
     feed(&mut acquire, CONTENDED, at(10));
-    assert_eq!(step(&mut acquire), (at(150), ends(Answer::TimedOut)));
+    assert_eq!(step(&mut acquire), (at(150), ends(AcquireAnswer::TimedOut)));
 }
 
 #[test]
@@ -215,7 +218,7 @@ fn a_clear_answer_shortly_after_the_timeout_still_counts() {
         acquired(0)
     );
     assert_eq!(feed(&mut acquire, AcquireInput::Queued, at(130)), [ABANDON]);
-    assert_eq!(feed(&mut acquire, AcquireInput::Released, at(140)), ends(Answer::TimedOut));
+    assert_eq!(feed(&mut acquire, AcquireInput::Released, at(140)), ends(AcquireAnswer::TimedOut));
 }
 
 #[test]
@@ -231,7 +234,7 @@ fn a_claim_of_unknown_outcome_is_repeated_and_what_it_got_is_confirmed() {
 #[test]
 fn a_caller_whose_time_is_up_learns_that_the_outcome_is_unknown_and_what_landed_is_given_back() {
     let mut acquire = start(patient(500));
-    let unknown = AcquireCommand::Answer(Answer::Unknown { until: at(17_000) });
+    let unknown = AcquireCommand::Answer(AcquireAnswer::Unknown { until: at(17_000) });
     assert_eq!(step(&mut acquire), (at(1_500), vec![unknown]));
     assert_eq!(feed(&mut acquire, UNANSWERED, at(1_500)), []);
     assert_eq!(step(&mut acquire), (at(1_750), vec![TRY]));
@@ -244,7 +247,7 @@ fn a_caller_whose_time_is_up_learns_that_the_outcome_is_unknown_and_what_landed_
         (at(650), vec![TRY]),
         "no new place after the caller's time limit"
     );
-    let unknown = AcquireCommand::Answer(Answer::Unknown { until: at(17_000) });
+    let unknown = AcquireCommand::Answer(AcquireAnswer::Unknown { until: at(17_000) });
     assert_eq!(step(&mut acquire), (at(1_500), vec![unknown]));
     assert_eq!(
         feed(&mut acquire, AcquireInput::Granted(LeaseStart::FromRequest), at(1_600)),
@@ -267,7 +270,7 @@ fn finding_out_ends_when_the_store_has_let_go_by_itself() {
             if commands(&mut acquire) == [AcquireCommand::Finish] {
                 break now;
             }
-        } else if let [AcquireCommand::Answer(Answer::Unknown { until })] = asked[..] {
+        } else if let [AcquireCommand::Answer(AcquireAnswer::Unknown { until })] = asked[..] {
             reported = until;
         }
     };
@@ -287,14 +290,14 @@ fn an_unreachable_store_is_tried_again_until_the_caller_has_had_enough() {
     assert!(acquire.is_failing());
     assert_eq!(step(&mut acquire), (at(210), vec![CLAIM]));
     feed(&mut acquire, DOWN, at(400));
-    assert_eq!(step(&mut acquire), (at(500), ends(Answer::TimedOut)));
+    assert_eq!(step(&mut acquire), (at(500), ends(AcquireAnswer::TimedOut)));
 }
 
 #[test]
 fn a_permanent_failure_ends_it() {
     let mut acquire = start(terms());
     let denied = AcquireInput::Failed(RequestFailure::Permanent);
-    assert_eq!(feed(&mut acquire, denied, at(10)), ends(Answer::Failed));
+    assert_eq!(feed(&mut acquire, denied, at(10)), ends(AcquireAnswer::Failed));
 }
 
 #[test]
@@ -307,7 +310,10 @@ fn a_permanent_failure_after_an_unheard_claim_is_no_plain_failure() {
     assert_eq!(first, [TRY]);
     let (now, answer) = step(&mut acquire);
     assert_eq!(now, at(1_400));
-    assert!(matches!(answer[..], [AcquireCommand::Answer(Answer::Unknown { .. })]), "{answer:?}");
+    assert!(
+        matches!(answer[..], [AcquireCommand::Answer(AcquireAnswer::Unknown { .. })]),
+        "{answer:?}"
+    );
 }
 
 #[test]
@@ -321,9 +327,9 @@ fn a_strategy_that_gives_up_ends_it() {
         fn reset(&mut self) {}
     }
     let mut acquire = start(AcquireOptions { retry: Box::new(NeverRetries), ..terms() });
-    assert_eq!(feed(&mut acquire, CONTENDED, at(10)), ends(Answer::GaveUp));
+    assert_eq!(feed(&mut acquire, CONTENDED, at(10)), ends(AcquireAnswer::GaveUp));
     let mut acquire = start(AcquireOptions { retry: Box::new(NeverRetries), ..terms() });
-    assert_eq!(feed(&mut acquire, DOWN, at(10)), ends(Answer::Failed));
+    assert_eq!(feed(&mut acquire, DOWN, at(10)), ends(AcquireAnswer::Failed));
 }
 
 #[test]
@@ -342,7 +348,7 @@ fn the_strategy_is_shown_the_error() {
     assert_eq!(commands(&mut acquire), [AcquireCommand::Watch]);
     step(&mut acquire);
     acquire.handle_failure(RequestFailure::Transient, &std::io::Error::other("denied"), at(3));
-    assert_eq!(commands(&mut acquire), ends(Answer::Failed));
+    assert_eq!(commands(&mut acquire), ends(AcquireAnswer::Failed));
 }
 
 #[test]
@@ -404,7 +410,7 @@ struct Course {
     acquire: Acquire,
     now: Time,
     pending: Option<AcquireCommand>,
-    answers: Vec<Answer>,
+    answers: Vec<AcquireAnswer>,
     granted: bool,
     all_answered: bool,
     finished: bool,
@@ -417,7 +423,7 @@ impl Course {
         let terms = AcquireOptions {
             until,
             try_once: random.chance(0.2),
-            backstop: random.chance(0.5).then_some(Duration::from_secs(1)),
+            fallback_interval: random.chance(0.5).then_some(Duration::from_secs(1)),
             seed,
             lease: lease().with_rules(Rules::ALL),
             ..terms()
@@ -451,7 +457,7 @@ impl Course {
         }
         assert!(self.finished, "seed {}: never finished", self.seed);
         assert!(self.answers.len() <= 1, "seed {}: {:?}", self.seed, self.answers);
-        let acquired = matches!(self.answers[..], [Answer::Acquired { .. }]);
+        let acquired = matches!(self.answers[..], [AcquireAnswer::Acquired { .. }]);
         if self.all_answered {
             assert_eq!(self.granted, acquired, "seed {}: {:?}", self.seed, self.answers);
         }
@@ -552,7 +558,7 @@ fn a_place_that_was_taken_unheard_is_not_settled_by_time() {
     let until = at(38_000);
     assert_eq!(
         step(&mut acquire),
-        (at(21_000), vec![AcquireCommand::Answer(Answer::Unknown { until })])
+        (at(21_000), vec![AcquireCommand::Answer(AcquireAnswer::Unknown { until })])
     );
     assert_eq!(feed(&mut acquire, AcquireInput::Queued, at(21_100)), [ABANDON]);
     assert_eq!(feed(&mut acquire, AcquireInput::Released, at(21_200)), [AcquireCommand::Finish]);
@@ -563,7 +569,7 @@ fn a_try_takes_no_place_and_is_settled_by_time() {
     let mut acquire = start(AcquireOptions { try_once: true, ..terms() });
     assert_eq!(feed(&mut acquire, UNANSWERED, at(100)), []);
     assert_eq!(step(&mut acquire), (at(350), vec![TRY]));
-    assert_eq!(feed(&mut acquire, DOWN, at(8_500)), ends(Answer::Failed));
+    assert_eq!(feed(&mut acquire, DOWN, at(8_500)), ends(AcquireAnswer::Failed));
 }
 
 /// Found by the simulator: the place may be granted while the caller believes that nothing is held.
@@ -573,12 +579,12 @@ fn a_wait_that_fails_for_good_gives_its_place_up_before_it_says_so() {
     feed(&mut acquire, AcquireInput::Queued, at(10));
     let denied = AcquireInput::Failed(RequestFailure::Permanent);
     assert_eq!(feed(&mut acquire, denied, at(20)), [ABANDON]);
-    assert_eq!(feed(&mut acquire, AcquireInput::Released, at(30)), ends(Answer::Failed));
+    assert_eq!(feed(&mut acquire, AcquireInput::Released, at(30)), ends(AcquireAnswer::Failed));
 
     let mut acquire = start(terms());
     feed(&mut acquire, AcquireInput::Queued, at(10));
     feed(&mut acquire, denied, at(20));
     assert_eq!(feed(&mut acquire, UNANSWERED, at(30)), [], "the place may still exist");
     assert_eq!(step(&mut acquire), (at(280), vec![TRY]));
-    assert_eq!(feed(&mut acquire, CONTENDED, at(300)), ends(Answer::Failed));
+    assert_eq!(feed(&mut acquire, CONTENDED, at(300)), ends(AcquireAnswer::Failed));
 }

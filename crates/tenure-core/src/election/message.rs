@@ -45,7 +45,7 @@ impl Term {
     /// or the epoch changed, after which the store may have lost grants.
     ///
     /// False also if the store does not count grants, because then nothing is known.
-    pub fn another_before(self, next: Self) -> bool {
+    pub fn another_term_before(self, next: Self) -> bool {
         let Some((before, after)) = self.grants.zip(next.grants) else { return false };
         self.token.epoch() != next.token.epoch() || after != before.saturating_add(1)
     }

@@ -8,7 +8,7 @@ pub(super) struct ElectionTimers {
     /// End of the hold's validity.
     pub(super) deadline: Time,
     /// Time limit of the release.
-    pub(super) bound: Time,
+    pub(super) release_limit: Time,
     /// End of the grace window.
     pub(super) grace: Time,
     /// Next claim.
@@ -20,7 +20,7 @@ pub(super) struct ElectionTimers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
     Deadline,
-    Bound,
+    ReleaseLimit,
     Grace,
     Attempt,
     Probe,
@@ -29,14 +29,15 @@ pub(super) enum Due {
 impl ElectionTimers {
     pub(super) const NONE: Self = Self {
         deadline: Time::MAX,
-        bound: Time::MAX,
+        release_limit: Time::MAX,
         grace: Time::MAX,
         attempt: Time::MAX,
         probe: Time::MAX,
     };
 
     pub(super) fn next(&self) -> Option<Time> {
-        let first = self.deadline.min(self.bound).min(self.grace).min(self.attempt).min(self.probe);
+        let first =
+            self.deadline.min(self.release_limit).min(self.grace).min(self.attempt).min(self.probe);
         (first != Time::MAX).then_some(first)
     }
 
@@ -44,7 +45,7 @@ impl ElectionTimers {
     /// it was due after the others.
     pub(super) fn take_end(&mut self, now: Time) -> Option<Due> {
         take(&mut self.deadline, Due::Deadline, now)
-            .or_else(|| take(&mut self.bound, Due::Bound, now))
+            .or_else(|| take(&mut self.release_limit, Due::ReleaseLimit, now))
             .or_else(|| take(&mut self.grace, Due::Grace, now))
     }
 

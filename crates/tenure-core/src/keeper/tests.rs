@@ -96,7 +96,7 @@ fn a_refusal_is_loss_at_once() {
 #[test]
 fn a_broken_connection_is_loss_at_once() {
     let mut keeper = keeper();
-    let seen = feed(&mut keeper, KeeperInput::Broken(Loss::Disconnected), at(300));
+    let seen = feed(&mut keeper, KeeperInput::HoldEnded(Loss::Disconnected), at(300));
     let gone = Loss::Disconnected;
     assert_eq!(seen, [KeeperCommand::Lost(gone), KeeperCommand::Done(HoldEnd::Lost(gone))]);
 }
@@ -129,7 +129,7 @@ fn news_of_the_end_after_an_unclear_release_means_released() {
         let mut keeper = keeper();
         feed(&mut keeper, KeeperInput::Release, at(100));
         feed(&mut keeper, KeeperInput::ReleaseFailed, at(1_600));
-        let seen = feed(&mut keeper, KeeperInput::Broken(loss), at(1_700));
+        let seen = feed(&mut keeper, KeeperInput::HoldEnded(loss), at(1_700));
         assert_eq!(seen, [KeeperCommand::Done(HoldEnd::Released)], "{loss:?}");
     }
 }

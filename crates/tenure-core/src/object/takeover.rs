@@ -70,7 +70,7 @@ impl WriteStamp {
     }
 
     /// Instant of the own clock that was certainly before the write that the store stamped `modified`.
-    pub(super) fn instant(&self, modified: Duration, resolution: ClockResolution) -> Time {
+    pub(super) fn instant_before(&self, modified: Duration, resolution: ClockResolution) -> Time {
         // Our own write was made after `sent`. The other write was made later or earlier by the span between the two
         // stamps, and the result must not be later than the other write. The store's clock measured the span: a sixth
         // less (a fifth more, if the span is subtracted) covers both clocks being slewed by 8.3 %. Each stamp is
@@ -97,7 +97,7 @@ impl<T> ObjectRead<T> {
     }
 
     /// Remaining time until a single read may take the lock over, by the headers; zero if it may now.
-    pub fn held_for(&self) -> Duration {
+    pub fn time_to_takeover(&self) -> Duration {
         let remaining = |lease| abandoned_after(lease).saturating_sub(self.age());
         self.recorded_lease().map_or(Duration::ZERO, remaining)
     }
@@ -158,7 +158,7 @@ impl<T> ObjectRead<T> {
 
     /// Age by `Date` and `Last-Modified`, whose clocks may disagree.
     fn age(&self) -> Duration {
-        self.now.saturating_sub(self.modified)
+        self.date.saturating_sub(self.modified)
     }
 
     fn is_abandoned(&self, lease: Duration) -> bool {

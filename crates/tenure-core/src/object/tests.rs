@@ -22,7 +22,7 @@ fn held(owner: &str, expires: u64) -> LockObject<()> {
 }
 
 fn read(record: Option<LockObject<()>>, modified: u64, now: u64) -> ObjectRead<()> {
-    ObjectRead { record, modified: secs(modified), now: secs(now) }
+    ObjectRead { record, modified: secs(modified), date: secs(now) }
 }
 
 fn at(seconds: u64) -> Time {
@@ -101,9 +101,9 @@ fn stamps_count_if_the_clocks_agreed_and_the_version_stayed_for_a_third_and_a_re
     assert!(takes(&read, &late(97, 104)));
     assert!(!takes(&read, &late(101, 108)), "no own write since the version was first seen");
     // The `Date` of later answers does not matter.
-    let behind = ObjectRead { now: secs(10), ..read.clone() };
+    let behind = ObjectRead { date: secs(10), ..read.clone() };
     assert!(takes(&behind, &watch(103, 1_000)));
-    let ahead = ObjectRead { now: secs(1_900), ..read.clone() };
+    let ahead = ObjectRead { date: secs(1_900), ..read.clone() };
     assert!(!takes(&ahead, &watch(102, 1_000)));
     // Without the rule, the `Date` of the answer does.
     let rules = Rules { compare_store_clocks: false, ..Rules::ALL };
@@ -122,7 +122,10 @@ fn one_look_takes_over_only_what_is_older_than_three_leases_and_half_a_minute() 
         let waiting = TakeoverEvidence { single_read: false, ..once };
         assert!(!takes(&aged(age), &waiting), "{age}: a waiter observes");
     }
-    assert_eq!((aged(14).held_for(), aged(67).held_for()), (secs(52), Duration::ZERO));
+    assert_eq!(
+        (aged(14).time_to_takeover(), aged(67).time_to_takeover()),
+        (secs(52), Duration::ZERO)
+    );
     assert_eq!(
         (
             aged(13).seems_expired(ClockResolution::SECOND),
@@ -335,7 +338,7 @@ impl ObjectWorld {
         let old = self.random.chance(0.1);
         let (record, version, modified) = if old { self.old.clone() } else { newest };
         let (modified, now) = (Self::truncated(modified), self.dated());
-        (ObjectRead { record, modified, now }, version)
+        (ObjectRead { record, modified, date: now }, version)
     }
 
     fn dated(&self) -> Duration {

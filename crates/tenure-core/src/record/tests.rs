@@ -5,7 +5,7 @@ use super::*;
 const LEASE: Duration = Duration::from_millis(600);
 
 fn ask(claim: u128, mode: Mode) -> RecordClaim<'static, &'static str> {
-    RecordClaim { claim, mode, lease: LEASE, by: &"me" }
+    RecordClaim { id: claim, mode, lease: LEASE, by: &"me" }
 }
 
 fn no_holder(_: &RecordHolder<&'static str>) -> bool {

@@ -18,7 +18,12 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// Checks the limits, then brings a key into use for this mode. Returns its slot.
     ///
     /// A caller that then neither grants nor queues must call `retire_if_idle`, or an idle key would count as in use.
-    pub(super) fn open(&mut self, key: &[u8], found: Found, mode: Mode) -> Result<u32, Refusal> {
+    pub(super) fn try_use_key(
+        &mut self,
+        key: &[u8],
+        found: Found,
+        mode: Mode,
+    ) -> Result<u32, Refusal> {
         let known = found.id();
         let in_use = known.is_some_and(|id| !self.entries[id].is_idle());
         if !in_use && self.keys_in_use() >= self.config.max_keys {

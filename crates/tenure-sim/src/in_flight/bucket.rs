@@ -152,7 +152,7 @@ impl ClaimState {
         let lease = self.ttl.min(MAX_HANDOFF_LEASE);
         let next_holder = rings.then(|| NextHolder { id: read.bell.to_string(), lease });
         let released = object.record.as_ref().and_then(|record| {
-            record.release(&self.name(), self.token, next_holder.as_ref(), object.now)
+            record.release(&self.name(), self.token, next_holder.as_ref(), object.date)
         });
         match released {
             Some(next) => {
@@ -179,7 +179,7 @@ fn object_read(read: BucketRead) -> object::ObjectRead<()> {
         lease: held.then_some(record.lease),
         extra: (),
     });
-    object::ObjectRead { record, modified, now }
+    object::ObjectRead { record, modified, date: now }
 }
 
 fn stored_record(record: &object::LockObject<()>) -> Record {

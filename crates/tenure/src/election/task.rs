@@ -270,7 +270,8 @@ impl ElectionDriver {
                 self.doing = InProgress::Holding(HeldClaim { claim, guard, view, renewals });
                 if again {
                     let before = self.last.as_ref().map(Leadership::term);
-                    let another_held = before.is_some_and(|before| before.another_before(term));
+                    let another_held =
+                        before.is_some_and(|before| before.another_term_before(term));
                     ElectionInput::ReacquireSucceeded { claim, grant, another_held }
                 } else {
                     ElectionInput::AcquireSucceeded { claim, grant }

@@ -166,7 +166,7 @@ impl KeeperDriver {
     async fn rest(&mut self, event: impl Future<Output = HoldEvent>) {
         if let Some(event) = self.until(event).await {
             self.handle(match event {
-                HoldEvent::Lost(loss) => self.over(KeeperInput::Broken(loss)),
+                HoldEvent::Lost(loss) => self.over(KeeperInput::HoldEnded(loss)),
                 HoldEvent::HandoffRequested => KeeperInput::HandoffRequested,
             });
         }

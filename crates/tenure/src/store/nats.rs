@@ -251,7 +251,7 @@ impl Store for NatsStore {
         let known = self.read(key, space).await?;
         let ours = known.record.holder(claim);
         let ours = ours.filter(|holder| holder.number(known.sequence) == token.number());
-        let Some(held) = ours.map(|holder| holder.held) else {
+        let Some(held) = ours.map(|holder| holder.held_for) else {
             return Err(self.explain(Error::new(ErrorKind::NotHeld, "the hold has ended"), key));
         };
         Ok(Box::new(NatsHold {

@@ -127,8 +127,8 @@ impl BucketStore {
             token: FencingToken::new(0, record.fence.unwrap_or_default()),
             held_for: None,
             lease_left: Some(match record.lease {
-                Some(lease) => (sight.modified + lease).saturating_sub(sight.now).min(lease),
-                None => record.expires.saturating_sub(sight.now),
+                Some(lease) => (sight.modified + lease).saturating_sub(sight.date).min(lease),
+                None => record.expires.saturating_sub(sight.date),
             }),
             revision: None,
         });

@@ -124,12 +124,15 @@ fn d04_another_leader_in_between_ends_one_term_and_begins_the_next() {
 fn d04_grant_count_reveals_a_leader_in_between() {
     let term = |epoch, number, grants| Term { token: FencingToken::new(epoch, number), grants };
     let ours = term(1, 700, Some(4));
-    assert!(!ours.another_before(term(1, 900, Some(5))), "the very next grant");
-    assert!(ours.another_before(term(1, 900, Some(6))), "one grant in between");
-    assert!(ours.another_before(term(1, 900, Some(4))), "a count that decreased proves nothing");
-    assert!(ours.another_before(term(2, 900, Some(5))), "a fail-over may have lost grants");
-    assert!(!ours.another_before(term(2, 900, None)), "without a count nothing is known");
-    assert!(!term(1, 700, None).another_before(term(1, 900, Some(5))));
+    assert!(!ours.another_term_before(term(1, 900, Some(5))), "the very next grant");
+    assert!(ours.another_term_before(term(1, 900, Some(6))), "one grant in between");
+    assert!(
+        ours.another_term_before(term(1, 900, Some(4))),
+        "a count that decreased proves nothing"
+    );
+    assert!(ours.another_term_before(term(2, 900, Some(5))), "a fail-over may have lost grants");
+    assert!(!ours.another_term_before(term(2, 900, None)), "without a count nothing is known");
+    assert!(!term(1, 700, None).another_term_before(term(1, 900, Some(5))));
 }
 
 #[test]

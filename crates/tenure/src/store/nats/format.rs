@@ -62,10 +62,10 @@ pub(super) fn write(record: &KeyRecord) -> Vec<u8> {
             claim: format!("{:032x}", holder.claim),
             mode: mode.to_owned(),
             slots,
-            grant: holder.grant,
+            grant: holder.grant_number,
             beat: holder.renewal_count,
             lease_ms: holder.lease.map(millis_up),
-            held_ms: millis_up(holder.held),
+            held_ms: millis_up(holder.held_for),
             id: holder.by.id.clone(),
             host: holder.by.host.clone(),
             pid: holder.by.pid,
@@ -107,10 +107,10 @@ fn parse_holder(text: &HolderText) -> Option<RecordHolder> {
     Some(RecordHolder {
         claim: u128::from_str_radix(&text.claim, 16).ok()?,
         mode,
-        grant,
+        grant_number: grant,
         renewal_count: beat,
         lease: text.lease_ms.map(Duration::from_millis),
-        held: Duration::from_millis(text.held_ms),
+        held_for: Duration::from_millis(text.held_ms),
         by: Identity { id, host, pid, note },
     })
 }
@@ -194,10 +194,10 @@ mod tests {
         let holder = |claim, mode, grant| RecordHolder {
             claim,
             mode,
-            grant,
+            grant_number: grant,
             renewal_count: 3,
             lease: Some(Duration::from_millis(600)),
-            held: Duration::from_secs(1),
+            held_for: Duration::from_secs(1),
             by: by.clone(),
         };
         let slot = Mode::Slot { limit: 2 };

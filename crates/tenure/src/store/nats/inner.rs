@@ -93,7 +93,7 @@ impl NatsInner {
     ) -> Result<Answer> {
         let subject = self.subject(&claim.key, claim.mode.space());
         let request =
-            RecordClaim { claim: claim.id, mode: claim.mode, lease: claim.ttl, by: &*claim.by };
+            RecordClaim { id: claim.id, mode: claim.mode, lease: claim.ttl, by: &*claim.by };
         // Optimistic: if a record that was seen recently allows the grant, the grant is written without a read, in a
         // single request. If the record has changed since, the server refuses the write, and the claim continues with a
         // read.
@@ -335,7 +335,7 @@ impl NatsInner {
         let holder = record.holder(claim.id);
         let number = holder.map_or(sequence, |holder| holder.number(sequence));
         let token = FencingToken::new(epoch, number);
-        let age = holder.map(|holder| holder.held).unwrap_or_default();
+        let age = holder.map(|holder| holder.held_for).unwrap_or_default();
         let hold = NatsHold {
             inner: Arc::clone(self),
             key: claim.key.clone(),
@@ -525,7 +525,7 @@ impl NatsInner {
             HolderState {
                 by: Some(holder.by.clone()),
                 token: FencingToken::new(lineage.epoch, number),
-                held_for: age.map(|age| holder.held + Duration::from_nanos(age)),
+                held_for: age.map(|age| holder.held_for + Duration::from_nanos(age)),
                 lease_left: holder.lease.map(|_| end.since(now)),
                 revision: Some(known.sequence),
             }

@@ -127,10 +127,10 @@ mod tests {
         let holder = RecordHolder {
             claim: 1,
             mode: Mode::Exclusive,
-            grant: Some(3),
+            grant_number: Some(3),
             renewal_count,
             lease,
-            held: Duration::ZERO,
+            held_for: Duration::ZERO,
             by,
         };
         KeyRecord { holders: vec![holder], ..KeyRecord::default() }

@@ -44,11 +44,11 @@ pub(super) fn read(
     let holder = RecordHolder {
         claim,
         mode: Mode::Exclusive,
-        grant: None,
+        grant_number: None,
         // nlock counts no renewals: each of its writes is one.
         renewal_count: sequence,
         lease: Some(ttl),
-        held: Duration::ZERO,
+        held_for: Duration::ZERO,
         by: Identity { id: format_uuid(claim), ..Identity::default() },
     };
     Ok(KeyRecord { holders: vec![holder], ..KeyRecord::default() })
@@ -123,7 +123,7 @@ mod tests {
     fn the_owner_of_another_participant_is_a_holder() {
         let record = read(OWNER.as_bytes(), None, 5, TTL).unwrap();
         let [holder] = &record.holders[..] else { panic!("{record:?}") };
-        assert_eq!((&*holder.by.id, holder.grant), (OWNER, None));
+        assert_eq!((&*holder.by.id, holder.grant_number), (OWNER, None));
         assert_eq!(format_uuid(holder.claim), OWNER);
         assert!(read(b"", None, 5, TTL).unwrap().holders.is_empty());
         assert!(read(b"hello", None, 5, TTL).is_err());
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn written_values_are_owner_ids_to_nlock_and_records_to_tenure() {
         let mut record = read(OWNER.as_bytes(), None, 5, TTL).unwrap();
-        record.holders[0].grant = Some(17);
+        record.holders[0].grant_number = Some(17);
         record.holders[0].by.note = "día 🦀".to_owned();
         let KeyWrite { operation, about: record_header, value } = write(&record);
         assert_eq!((operation, &*value), (None, OWNER.as_bytes()));
@@ -141,7 +141,10 @@ mod tests {
         assert_eq!(read(&value, Some(&json), 5, TTL), Ok(record.clone()));
         // A header beside another owner's id is ignored.
         let other = OWNER.replace('0', "1");
-        assert_eq!(read(other.as_bytes(), Some(&json), 5, TTL).unwrap().holders[0].grant, None);
+        assert_eq!(
+            read(other.as_bytes(), Some(&json), 5, TTL).unwrap().holders[0].grant_number,
+            None
+        );
         record.holders.clear();
         let free = write(&record);
         assert_eq!((free.operation, free.value.len()), (Some("DEL"), 0));

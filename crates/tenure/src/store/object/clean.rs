@@ -46,7 +46,7 @@ async fn clean_lock(inner: &ObjectInner, name: &str, older_than: Duration) -> Re
     };
     let sight = &known.sight;
     let released = sight.record.as_ref().is_some_and(|record| record.expires.is_zero());
-    let age = sight.now.saturating_sub(sight.modified);
+    let age = sight.date.saturating_sub(sight.modified);
     let (true, None, true, Some(version)) =
         (released, sight.waiter(), age >= older_than, &known.version)
     else {

@@ -103,7 +103,7 @@ impl KnownLock {
 
     /// Present time of the store, extrapolated on our clock.
     pub(super) fn now(&self, now: Time) -> Duration {
-        self.sight.now + now.since(self.at)
+        self.sight.date + now.since(self.at)
     }
 }
 
@@ -147,7 +147,7 @@ impl ObjectInner {
         match (read, known) {
             (ReadResult::Absent { now }, _) => {
                 self.observed.forget(name);
-                let sight = Sight { record: None, modified: Duration::ZERO, now };
+                let sight = Sight { record: None, modified: Duration::ZERO, date: now };
                 Ok(KnownLock { sight, version: None, at, first: at, stamped })
             }
             (ReadResult::Present { body, version, modified, now }, _) => {
@@ -158,11 +158,11 @@ impl ObjectInner {
                     Error::new(ErrorKind::Misconfigured, message)
                 })?;
                 let first = self.observed.first_seen(name, &version, sent, at);
-                let sight = Sight { record: Some(record), modified, now };
+                let sight = Sight { record: Some(record), modified, date: now };
                 Ok(KnownLock { sight, version: Some(version), at, first, stamped })
             }
             (ReadResult::Unchanged { now }, Some(known)) => {
-                let sight = Sight { now, ..known.sight.clone() };
+                let sight = Sight { date: now, ..known.sight.clone() };
                 let version = known.version.clone();
                 let first = version
                     .as_ref()
@@ -196,7 +196,7 @@ impl ObjectInner {
                 let now = known.now(at);
                 let first = self.observed.first_seen(name, &version, sent, at);
                 let (stamped, modified) = (modified.is_some(), modified.unwrap_or(now));
-                let sight = Sight { record: Some(record), modified, now };
+                let sight = Sight { record: Some(record), modified, date: now };
                 Ok(PutResult::Won(Box::new(KnownLock {
                     sight,
                     version: Some(version),
@@ -484,7 +484,7 @@ impl ObjectInner {
                 format!(
                     "its lease seems to be over, but the store's headers alone do not prove it: wait for the lock, or \
                      try again in {} s",
-                    sight.held_for().as_secs() + 1
+                    sight.time_to_takeover().as_secs() + 1
                 )
             }),
         })

@@ -85,7 +85,7 @@ impl NatsPlace {
 
     pub(super) fn record_claim(&self) -> RecordClaim<'_, Identity> {
         let Claim { id, mode, ttl, .. } = self.claim;
-        RecordClaim { claim: id, mode, lease: ttl, by: &self.claim.by }
+        RecordClaim { id, mode, lease: ttl, by: &self.claim.by }
     }
 
     /// True if the claim has a ticket that is not void.
