@@ -215,8 +215,8 @@ impl Reporter {
     }
 
     /// Prints the store's notice for its first use, if there is one.
-    pub(crate) fn print_first_use(&self, store: &dyn Store) {
-        if let Some(notice) = store.first_use().filter(|_| self.shows_progress()) {
+    pub(crate) fn print_creation_notice(&self, store: &dyn Store) {
+        if let Some(notice) = store.creation_notice().filter(|_| self.shows_progress()) {
             self.send(stderr_line(&notice));
         }
     }
@@ -253,8 +253,8 @@ impl Reporter {
 }
 
 /// Prints the store's notice for its first use, for commands without a [`Reporter`].
-pub(crate) fn print_first_use(store: &dyn Store) {
-    if let Some(notice) = store.first_use().filter(|_| io::stderr().is_terminal()) {
+pub(crate) fn print_creation_notice(store: &dyn Store) {
+    if let Some(notice) = store.creation_notice().filter(|_| io::stderr().is_terminal()) {
         print_line(&notice);
     }
 }

@@ -206,7 +206,7 @@ impl AcquireState {
                 self.place = None;
                 steering.handle(AcquireInput::Granted(counts));
             }
-            Ok(Ok(Waited::Still { ahead })) => {
+            Ok(Ok(Waited::StillQueued { ahead })) => {
                 let AcquireDriver { key, store, .. } = &*steering;
                 tracing::trace!(name: "tenure.waiting", %key, %store, ahead);
                 steering.handle(AcquireInput::StillQueued);

@@ -192,6 +192,6 @@ impl Client {
     fn request(&self, key: &str, kind: RequestKind) -> LockRequest {
         let store = Arc::clone(&self.store);
         LockRequest::new(store, self.clock.clone(), Key::new(key), kind)
-            .counted(self.work.subscribe())
+            .tracked_by(self.work.subscribe())
     }
 }

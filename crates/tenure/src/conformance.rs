@@ -136,7 +136,7 @@ fn evicts(can: &Capabilities) -> Option<&'static str> {
 }
 
 fn names(can: &Capabilities) -> Option<&'static str> {
-    (!can.names).then_some("the store does not show the names of holders")
+    (!can.identities).then_some("the store does not show the names of holders")
 }
 
 /// Time limit of one case.

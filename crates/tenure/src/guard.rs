@@ -56,14 +56,14 @@ impl Guard {
 
     /// Key of the lock.
     pub fn key(&self) -> &Key {
-        &self.view.about.key
+        &self.view.context.key
     }
 
     /// Fencing token: a number that grows with every grant of this key, for the protected resource to check.
     ///
     /// [`FencingToken::NONE`] if the store has no [ordered tokens](crate::store::Capabilities::ordered_tokens).
     pub fn fencing_token(&self) -> FencingToken {
-        self.view.about.token
+        self.view.context.token
     }
 
     /// Revision of the record that represents the hold, on NATS; `None` on other stores.
@@ -204,13 +204,13 @@ impl Guard {
         if self.is_held() {
             return Ok(self);
         }
-        let KeeperState { lost, at_deadline, .. } = *self.view.state.borrow();
+        let KeeperState { lost, loss_at_deadline: at_deadline, .. } = *self.view.state.borrow();
         Err(self.view.lost_by(lost.unwrap_or(at_deadline)).into())
     }
 
     /// Releases the hold without a request to the keeper, and notifies the keeper afterwards.
     fn release_inline(self, hold: &dyn ReleaseInline) -> Result<()> {
-        let Self { view: View { about, .. }, requests, .. } = self;
+        let Self { view: View { context: about, .. }, requests, .. } = self;
         // Set before the release: a renewal in flight is refused as soon as the hold has ended. If the flag were set
         // afterwards, the keeper could take that refusal for a loss.
         about.released.store(true, Ordering::Release);
@@ -224,7 +224,7 @@ impl Guard {
         self,
         request: impl FnOnce(oneshot::Sender<Result<T>>) -> KeeperRequest,
     ) -> Result<T> {
-        let Self { view: View { about, state, .. }, requests, .. } = self;
+        let Self { view: View { context: about, state, .. }, requests, .. } = self;
         if std::process::id() != about.pid {
             return Err(Error::new(ErrorKind::NotHeld, FORKED_COPY_MESSAGE)
                 .on(&about.key)
@@ -261,7 +261,7 @@ impl fmt::Debug for Guard {
 /// the lock is not held.
 #[derive(Clone)]
 pub(crate) struct View {
-    about: Arc<HoldContext>,
+    context: Arc<HoldContext>,
     state: watch::Receiver<KeeperState>,
     #[cfg(unix)]
     keep_open: Option<Weak<dyn KeepOpen>>,
@@ -269,11 +269,11 @@ pub(crate) struct View {
 
 impl View {
     pub(crate) fn key(&self) -> &Key {
-        &self.about.key
+        &self.context.key
     }
 
     pub(crate) fn fencing_token(&self) -> FencingToken {
-        self.about.token
+        self.context.token
     }
 
     /// Revision of the record that the keeper last wrote or read.
@@ -283,7 +283,7 @@ impl View {
 
     /// Returns the hold as a term of an election.
     pub(crate) fn term(&self) -> Term {
-        Term { token: self.about.token, grants: self.about.grants }
+        Term { token: self.context.token, grants: self.context.grants }
     }
 
     pub(crate) fn deadline(&self) -> Time {
@@ -292,13 +292,14 @@ impl View {
 
     pub(crate) fn remaining(&self) -> Duration {
         let state = *self.state.borrow();
-        let kept = self.state.has_changed().is_ok() && !self.about.released.load(Ordering::Acquire);
-        if !kept || state.lost.is_some() || std::process::id() != self.about.pid {
+        let kept =
+            self.state.has_changed().is_ok() && !self.context.released.load(Ordering::Acquire);
+        if !kept || state.lost.is_some() || std::process::id() != self.context.pid {
             return Duration::ZERO;
         }
         match state.deadline {
             Time::MAX => Duration::MAX,
-            deadline => deadline.since(self.about.clock.now()),
+            deadline => deadline.since(self.context.clock.now()),
         }
     }
 
@@ -306,7 +307,8 @@ impl View {
     pub(crate) async fn lost(&self) -> Lost {
         let mut state = self.state.clone();
         loop {
-            let KeeperState { deadline, at_deadline, lost, .. } = *state.borrow_and_update();
+            let KeeperState { deadline, loss_at_deadline: at_deadline, lost, .. } =
+                *state.borrow_and_update();
             if let Some(reason) = lost {
                 return self.lost_by(reason);
             }
@@ -319,7 +321,7 @@ impl View {
                     let reason = state.borrow().lost;
                     return self.lost_by(reason.unwrap_or(Loss::Disconnected));
                 },
-                () = self.about.clock.sleep_until(deadline) => return self.lost_by(at_deadline),
+                () = self.context.clock.sleep_until(deadline) => return self.lost_by(at_deadline),
             }
         }
     }
@@ -346,7 +348,7 @@ impl View {
 
     /// Resolves when it is time to stop the protected work, or when the hold is lost.
     pub(crate) async fn ending(&self) {
-        let View { about, state, .. } = self;
+        let View { context: about, state, .. } = self;
         let mut state = state.clone();
         loop {
             let KeeperState { deadline, lost, .. } = *state.borrow_and_update();
@@ -365,9 +367,9 @@ impl View {
 
     #[cfg(unix)]
     pub(crate) fn keep_open(&self) -> Result<Option<std::os::fd::OwnedFd>> {
-        let at = |error: Error| error.on(&self.about.key).at(&self.about.store);
+        let at = |error: Error| error.on(&self.context.key).at(&self.context.store);
         let Some(keep_open) = &self.keep_open else { return Ok(None) };
-        if std::process::id() != self.about.pid {
+        if std::process::id() != self.context.pid {
             return Err(at(Error::new(ErrorKind::NotHeld, FORKED_COPY_MESSAGE)));
         }
         let Some(hold) = keep_open.upgrade() else {
@@ -381,7 +383,7 @@ impl View {
 
     /// Describes the loss of this hold for the given reason.
     pub(crate) fn lost_by(&self, reason: Loss) -> Lost {
-        self.about.lost(reason)
+        self.context.lost(reason)
     }
 }
 
@@ -461,7 +463,7 @@ type OnRenewalError = dyn Fn(&Arc<Error>) + Send + Sync;
 struct KeeperState {
     deadline: Time,
     /// Cause of the loss if the deadline passes.
-    at_deadline: Loss,
+    loss_at_deadline: Loss,
     lost: Option<Loss>,
     handoff_requested: bool,
     /// Revision of the record, on stores that have one.

@@ -117,7 +117,7 @@ impl LockRequest {
     }
 
     /// Makes [`Client::idle`](crate::Client::idle) wait for the task of this request.
-    pub(crate) fn counted(mut self, at_work: watch::Receiver<()>) -> Self {
+    pub(crate) fn tracked_by(mut self, at_work: watch::Receiver<()>) -> Self {
         self.at_work = Some(at_work);
         self
     }

@@ -100,7 +100,7 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
 
     /// Notice for the user if the storage of this store, such as a directory or bucket, was created just now; `None` if
     /// it existed before, or if there is nothing to say. No I/O.
-    fn first_use(&self) -> Option<String> {
+    fn creation_notice(&self) -> Option<String> {
         None
     }
 
@@ -482,7 +482,7 @@ pub struct Capabilities {
     /// True if keys can be listed ([`Store::list`]).
     pub list: bool,
     /// True if holders and waiters are shown with their identities and tokens. If false, only their number is known.
-    pub names: bool,
+    pub identities: bool,
     /// True if an operator can break a hold ([`Store::evict`]).
     pub evict: bool,
     /// True if every grant of a key has a larger fencing token than the grant before. If false, every hold has
@@ -647,7 +647,7 @@ pub enum Waited {
     /// The claim was granted.
     Granted(Grant),
     /// The wait timed out; the place is kept.
-    Still {
+    StillQueued {
         /// Number of waiters ahead of this place, if the store knows it.
         ahead: Option<usize>,
     },
@@ -722,7 +722,7 @@ pub struct HistoryEvent {
     pub at: std::time::SystemTime,
     /// Kind of event: `waiting`, `granted`, `released`, `expired`, `broken`, `disconnected`, `handoff_requested`,
     /// `abandoned` (a claim was abandoned after its grant), `gave_up` (a waiter left the queue or timed out).
-    pub what: String,
+    pub kind: String,
     /// Fencing token of the hold concerned; [`FencingToken::NONE`] for an event of a waiter.
     pub token: FencingToken,
     /// Identity of the holder or waiter concerned, if the store knows it.

@@ -42,7 +42,7 @@ async fn memory_passes_the_suite() {
         semaphore: true,
         detached: true,
         list: true,
-        names: true,
+        identities: true,
         evict: true,
         ordered_tokens: true,
         min_ttl: Duration::from_millis(1),

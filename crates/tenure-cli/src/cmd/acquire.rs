@@ -56,7 +56,7 @@ async fn acquire(arguments: &Acquire, other_kind: &mut Option<OtherKindCheck>) -
     let name = &arguments.name();
     let client = pair.connect(store).await?;
     if !*json {
-        report::print_first_use(&**client.store());
+        report::print_creation_notice(&**client.store());
     }
     *other_kind = Some(OtherKindCheck::start(&client, name, KeySpace::Lock));
     let request = identity.apply_to(client.lock(name).ttl(*ttl));

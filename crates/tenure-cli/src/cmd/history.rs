@@ -65,7 +65,7 @@ fn table(events: &[HistoryEvent]) -> String {
         };
         [
             humantime::format_rfc3339_millis(event.at).to_string(),
-            event.what.replace('_', " "),
+            event.kind.replace('_', " "),
             client,
             token.unwrap_or_else(|| "-".to_owned()),
         ]
@@ -75,7 +75,7 @@ fn table(events: &[HistoryEvent]) -> String {
 
 fn lines(events: &[HistoryEvent], arguments: &History) -> String {
     let mut text = String::new();
-    for HistoryEvent { at, what, token, by, reason } in events {
+    for HistoryEvent { at, kind: what, token, by, reason } in events {
         let at = humantime::format_rfc3339_millis(*at).to_string();
         let line = serde_json::json!({
             "event": what, "name": arguments.name.as_str(), "at": at, "token": humanize::token(*token),
@@ -97,7 +97,7 @@ struct HoldSpan<'a> {
 
 fn holds(events: &[HistoryEvent]) -> Vec<HoldSpan<'_>> {
     let mut holds: Vec<(tenure::FencingToken, HoldSpan<'_>)> = Vec::new();
-    for HistoryEvent { at, what, token, by, .. } in events {
+    for HistoryEvent { at, kind: what, token, by, .. } in events {
         if what == "granted" {
             holds.push((*token, HoldSpan { from: *at, to: None, by: by.as_ref(), end_event: "" }));
         } else if what != "handoff_requested"
@@ -174,7 +174,7 @@ mod tests {
         let by = Identity { id: id.to_owned(), ..Identity::default() };
         HistoryEvent {
             at: SystemTime::UNIX_EPOCH + Duration::from_secs(at),
-            what: what.to_owned(),
+            kind: what.to_owned(),
             token: FencingToken::new(0, token),
             by: (what == "granted").then_some(by),
             reason: None,

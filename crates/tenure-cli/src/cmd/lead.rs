@@ -52,7 +52,7 @@ async fn session(mut arguments: Lead, stream: UnixStream) -> Exit {
             Ok(client) => client,
             Err(error) => return Err((report::chain(&error), Exit::Failed)),
         };
-        reporter.print_first_use(&**client.store());
+        reporter.print_creation_notice(&**client.store());
         let election =
             arguments.request(&client, &name).build().map_err(|error| refused(&error))?;
         let leader = client.leader(&name).map_err(|error| refused(&error))?;

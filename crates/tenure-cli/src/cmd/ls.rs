@@ -28,7 +28,7 @@ pub(crate) fn run(arguments: &Ls) -> Exit {
         let listed = async {
             let client = arguments.store.connect().await?;
             if !arguments.json {
-                report::print_first_use(&**client.store());
+                report::print_creation_notice(&**client.store());
             }
             let keys = keys::all(&client, &arguments.prefix).await?;
             Ok::<_, tenure::Error>((keys, Fencing::of(&client)))

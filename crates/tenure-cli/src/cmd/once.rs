@@ -84,7 +84,7 @@ async fn session(arguments: Once, stream: UnixStream) -> Exit {
 async fn begin(arguments: &Once, mut signals: Signals, reporter: &Reporter) -> Exit {
     let begun = async {
         let client = arguments.store.connect().await?;
-        reporter.print_first_use(&**client.store());
+        reporter.print_creation_notice(&**client.store());
         let once = arguments.request(&client).begin().await?;
         Ok::<_, tenure::Error>((client, once))
     };

@@ -146,7 +146,7 @@ impl RunSession<'_> {
                 return Exit::Failed;
             }
         };
-        self.reporter.print_first_use(&**client.store());
+        self.reporter.print_creation_notice(&**client.store());
         self.health.set_ready();
         let held = match self.reject_nesting(&client).await {
             Ok(()) => self.acquire(&client).await,

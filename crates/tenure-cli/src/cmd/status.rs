@@ -37,7 +37,7 @@ pub(crate) fn run(arguments: &Status) -> Exit {
 async fn inspect(arguments: &Status) -> Result<(Vec<KeyState>, Fencing)> {
     let client = arguments.pair.connect(&arguments.store).await?;
     if !arguments.json {
-        report::print_first_use(&**client.store());
+        report::print_creation_notice(&**client.store());
     }
     let fencing = Fencing::of(&client);
     let keys = match &arguments.name() {

@@ -53,7 +53,7 @@ pub(crate) fn run(arguments: &Watch) -> Exit {
 async fn watch(arguments: &Watch) -> Result<Exit> {
     let client = arguments.store.connect().await?;
     if !arguments.json {
-        report::print_first_use(&**client.store());
+        report::print_creation_notice(&**client.store());
     }
     let mut before = Vec::new();
     loop {

@@ -98,7 +98,7 @@ async fn failed_try_names_the_holder(scene: Fixture) {
     let guard = scene.lock(&scene.one).id("the-first").acquire().await.expect("free");
     let error = scene.lock(&scene.two).try_acquire().await.expect_err("it is held");
     assert_eq!(error.kind(), scene.held_error_kind(), "{error}");
-    if scene.can().names {
+    if scene.can().identities {
         assert!(error.to_string().contains("the-first"), "{error}");
     }
     guard.release().await.expect("released");
@@ -237,7 +237,7 @@ async fn any_key_is_a_lock_of_its_own(scene: Fixture) {
         let state = scene.two.inspect(key).await.expect("it can be inspected");
         let tokens: Vec<_> = state.holders.iter().map(|holder| holder.token).collect();
         let expected =
-            if scene.can().names { guard.fencing_token() } else { FencingToken::default() };
+            if scene.can().identities { guard.fencing_token() } else { FencingToken::default() };
         assert_eq!(tokens, [expected], "{key:?}");
         assert_eq!(state.key.as_str(), key);
     }

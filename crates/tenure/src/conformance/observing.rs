@@ -24,7 +24,7 @@ async fn holders_and_waiters_are_shown(scene: Fixture) {
     }
     let state = scene.state().await;
     let [holder] = &state.holders[..] else { panic!("one holder: {state:?}") };
-    if scene.can().names {
+    if scene.can().identities {
         assert_eq!(holder.token, guard.fencing_token());
         assert!(state.waiters.iter().all(|waiter| waiter.by.is_some()), "{state:?}");
     }

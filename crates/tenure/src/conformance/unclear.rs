@@ -68,7 +68,7 @@ async fn a_claim_whose_reply_is_lost_is_found_again(scene: Fixture) {
     let guard = scene.acquire(&scene.one).await;
     let state = scene.state().await;
     assert_eq!(state.holders.len(), 1, "granted once: {state:?}");
-    if scene.can().names {
+    if scene.can().identities {
         assert_eq!(state.holders[0].token, guard.fencing_token());
     }
     guard.release().await.expect("released");

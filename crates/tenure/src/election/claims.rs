@@ -47,7 +47,7 @@ impl Claims {
         let Self { store, clock, at_work, key, ttl, stop_grace, factor, id, note, .. } = self;
         let kind = RequestKind::Lock { shared: false };
         let mut request = LockRequest::new(Arc::clone(store), clock.clone(), Ok(key.clone()), kind)
-            .counted(at_work.clone())
+            .tracked_by(at_work.clone())
             .ttl(*ttl)
             .stop_grace(*stop_grace)
             .keep_alive_factor(*factor)

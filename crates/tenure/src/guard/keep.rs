@@ -28,8 +28,13 @@ impl Keep {
         let keeper = Keeper::new(about.lease, granted, look_every, about.clock.now());
         let (deadline, at_deadline) = (keeper.deadline(), keeper.loss_at_deadline());
         let revision = hold.revision();
-        let state =
-            KeeperState { deadline, at_deadline, lost: None, handoff_requested: false, revision };
+        let state = KeeperState {
+            deadline,
+            loss_at_deadline: at_deadline,
+            lost: None,
+            handoff_requested: false,
+            revision,
+        };
         let (publish, state) = watch::channel(state);
         let (order, orders) = oneshot::channel();
         let about = Arc::new(about);
@@ -37,7 +42,7 @@ impl Keep {
         tracing::debug!(name: "tenure.acquired", %key, %store, %token);
         labels.held();
         let view = View {
-            about: Arc::clone(&about),
+            context: Arc::clone(&about),
             state,
             #[cfg(unix)]
             keep_open: hold.keep_open(),
@@ -231,7 +236,7 @@ impl KeeperDriver {
         self.state.send_if_modified(|state| {
             let changed = state.deadline != deadline || state.lost != lost;
             (state.deadline, state.lost) = (deadline, lost);
-            state.at_deadline = self.keeper.loss_at_deadline();
+            state.loss_at_deadline = self.keeper.loss_at_deadline();
             changed
         });
     }

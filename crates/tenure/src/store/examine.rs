@@ -217,7 +217,7 @@ fn describe_capabilities(can: &Capabilities) -> String {
         (can.semaphore, "semaphores"),
         (can.detached, "detached holds"),
         (can.list, "listing keys"),
-        (can.names, "names of holders"),
+        (can.identities, "names of holders"),
         (can.evict, "breaking holds"),
         (can.ordered_tokens, "ordered fencing tokens"),
     ];

@@ -135,7 +135,7 @@ impl fmt::Debug for FileStore {
 #[async_trait]
 impl Store for FileStore {
     /// Only for the default folder: a user that names another folder knows where it is.
-    fn first_use(&self) -> Option<String> {
+    fn creation_notice(&self) -> Option<String> {
         let folder = &self.0.folder;
         let said = format!("locks in {} hold for this host, this user", folder.path().display());
         (folder.is_new() && folder.path() == Folder::by_default()).then_some(said)
@@ -155,7 +155,7 @@ impl Store for FileStore {
             semaphore: true,
             detached: false,
             list: true,
-            names: true,
+            identities: true,
             evict: true,
             ordered_tokens: true,
             min_ttl: Duration::from_millis(1),

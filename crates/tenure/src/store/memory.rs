@@ -110,7 +110,7 @@ impl Store for MemoryStore {
             semaphore: true,
             detached: true,
             list: true,
-            names: true,
+            identities: true,
             evict: true,
             ordered_tokens: true,
             min_ttl: Duration::from_millis(1),

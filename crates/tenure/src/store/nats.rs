@@ -228,14 +228,14 @@ impl Store for NatsStore {
             // In nlock's layout the bucket's ttl ends every hold: a detached hold could not have a longer lease.
             detached: native,
             list: true,
-            names: true,
+            identities: true,
             evict: true,
             ordered_tokens: true,
             min_ttl: MIN_TTL,
         }
     }
 
-    fn first_use(&self) -> Option<String> {
+    fn creation_notice(&self) -> Option<String> {
         self.created.then(|| format!("created the bucket {} for locks", self.inner.options.bucket))
     }
 

@@ -220,7 +220,7 @@ impl Store for BucketStore {
             semaphore: false,
             detached: true,
             list: true,
-            names: true,
+            identities: true,
             evict: true,
             ordered_tokens: true,
             min_ttl: self.inner.options.grain.min_ttl(),

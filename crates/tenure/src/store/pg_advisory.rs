@@ -265,7 +265,7 @@ impl Store for PgAdvisoryStore {
             semaphore: false,
             detached: false,
             list: true,
-            names: true,
+            identities: true,
             evict: true,
             ordered_tokens: true,
             min_ttl: MIN_TTL,

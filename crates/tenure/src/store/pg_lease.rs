@@ -279,7 +279,7 @@ impl Store for PgLeaseStore {
             semaphore: true,
             detached: true,
             list: true,
-            names: true,
+            identities: true,
             evict: true,
             ordered_tokens: true,
             min_ttl: MIN_TTL,

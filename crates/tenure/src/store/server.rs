@@ -157,7 +157,7 @@ impl Store for LockServerStore {
             semaphore: true,
             detached: extended,
             list: extended,
-            names: extended,
+            identities: extended,
             evict: extended && self.0.greeting.auth,
             ordered_tokens: self.0.has_ordered_tokens(),
             min_ttl: if extended { Duration::from_millis(1) } else { Duration::from_secs(1) },

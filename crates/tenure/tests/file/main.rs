@@ -45,7 +45,7 @@ async fn files_pass_the_suite() {
         semaphore: true,
         detached: false,
         list: true,
-        names: true,
+        identities: true,
         evict: true,
         ordered_tokens: true,
         min_ttl: Duration::from_millis(1),

@@ -37,7 +37,7 @@ const OURS: Capabilities = Capabilities {
     semaphore: true,
     detached: true,
     list: true,
-    names: true,
+    identities: true,
     evict: true,
     ordered_tokens: true,
     min_ttl: Duration::from_millis(200),

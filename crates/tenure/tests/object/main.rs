@@ -62,7 +62,7 @@ async fn the_fake_passes_the_suite() {
         semaphore: false,
         detached: true,
         list: true,
-        names: true,
+        identities: true,
         evict: true,
         ordered_tokens: true,
         min_ttl: Duration::from_millis(200),

@@ -56,7 +56,7 @@ const CAPABILITIES: Capabilities = Capabilities {
     semaphore: false,
     detached: false,
     list: true,
-    names: true,
+    identities: true,
     evict: true,
     ordered_tokens: true,
     min_ttl: Duration::from_secs(1),

@@ -54,7 +54,7 @@ const CAPABILITIES: Capabilities = Capabilities {
     semaphore: true,
     detached: true,
     list: true,
-    names: true,
+    identities: true,
     evict: true,
     ordered_tokens: true,
     min_ttl: Duration::from_secs(1),

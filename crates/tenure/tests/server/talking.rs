@@ -108,7 +108,7 @@ async fn a_grant_that_is_pushed_has_to_be_confirmed() {
         assert_eq!(peer.request().await[0], "xp");
         peer.say("ok 3").await;
     });
-    assert!(matches!(waited, Ok(Waited::Still { ahead: Some(3) })), "{waited:?}");
+    assert!(matches!(waited, Ok(Waited::StillQueued { ahead: Some(3) })), "{waited:?}");
     peer.say(&format!("! granted {:032x} {TOKEN} 1500", 1)).await;
     let waited = place.wait(LIMIT).await;
     let Ok(Waited::Granted(mut grant)) = waited else { panic!("not granted: {waited:?}") };

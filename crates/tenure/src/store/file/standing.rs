@@ -373,7 +373,7 @@ impl Place for FilePlace {
             };
             let now = clock.now();
             if now >= end {
-                return Ok(Waited::Still { ahead: Some(ahead) });
+                return Ok(Waited::StillQueued { ahead: Some(ahead) });
             }
             if by != blocked {
                 (blocked, pause) = (by, None);

@@ -68,7 +68,7 @@ impl Place for MemoryPlace {
                     }
                     (None, None) => return Ok(Waited::Gone),
                     (None, Some(place)) if shared.clock.now() >= end => {
-                        return Ok(Waited::Still { ahead: state.table.waiters_ahead(place) });
+                        return Ok(Waited::StillQueued { ahead: state.table.waiters_ahead(place) });
                     }
                     (None, Some(_)) => state.table.poll_timeout().unwrap_or(Time::MAX).min(end),
                 }

@@ -281,7 +281,7 @@ impl Place for ObjectPlace {
                         clock.sleep_until(end).await;
                         let ahead =
                             matches!(self.mark, WaiterMark::Nothing).then_some(1).or(Some(0));
-                        return Ok(Waited::Still { ahead });
+                        return Ok(Waited::StillQueued { ahead });
                     }
                     clock.sleep_until(next).await;
                 }

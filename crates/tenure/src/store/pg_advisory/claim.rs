@@ -208,7 +208,7 @@ impl ClaimState {
                                 return Err(Error::new(ErrorKind::Shutdown, message).because(error));
                             }
                         },
-                        () = clock.sleep_until(by) => return Ok(Waited::Still { ahead: None }),
+                        () = clock.sleep_until(by) => return Ok(Waited::StillQueued { ahead: None }),
                     };
                     let permit = blocked.permit.take();
                     // Set before `next_stage`, whose error returns early: a wait that failed is over, and the next one
@@ -216,7 +216,7 @@ impl ClaimState {
                     *stage = AdvisoryStage::Idle;
                     *stage = self.next_stage(session, permit, claimed)?;
                     if let AdvisoryStage::BetweenWaits(..) = &*stage {
-                        return Ok(Waited::Still { ahead: None });
+                        return Ok(Waited::StillQueued { ahead: None });
                     }
                 }
                 AdvisoryStage::BetweenWaits(..) => {
@@ -233,7 +233,7 @@ impl ClaimState {
                             Ok(permit) => permit,
                             Err(_) => return Ok(Waited::Gone),
                         },
-                        () = clock.sleep_until(by) => return Ok(Waited::Still { ahead: None }),
+                        () = clock.sleep_until(by) => return Ok(Waited::StillQueued { ahead: None }),
                     };
                     let opened = self.shared.session(clock.now() + WAIT_ANSWER_GRACE).await;
                     let session = opened.map_err(failure::nothing_done)?;

@@ -47,7 +47,7 @@ impl Place for ServerPlace {
                 Ok(Waited::Granted(grant(Arc::clone(claim), token, LeaseStart::FromConfirm)))
             }
             ClaimStage::Asked | ClaimStage::Waiting => {
-                Ok(Waited::Still { ahead: self.ahead().await })
+                Ok(Waited::StillQueued { ahead: self.ahead().await })
             }
             ClaimStage::Unclear => {
                 Err(unknown_outcome(NoReply::Disconnected).on(&claim.key).at(claim.shared()))

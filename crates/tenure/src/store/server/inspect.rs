@@ -47,7 +47,7 @@ fn parse_event(value: &Value) -> Option<HistoryEvent> {
     let by = named.then(|| parse_identity(text)).flatten();
     let reason = (!named && !text.is_empty())
         .then(|| text.chars().filter(|c| !c.is_control()).take(200).collect());
-    Some(HistoryEvent { at, what, token, by, reason })
+    Some(HistoryEvent { at, kind: what, token, by, reason })
 }
 
 fn parse_key_state(value: &Value, space: KeySpace) -> Option<KeyState> {

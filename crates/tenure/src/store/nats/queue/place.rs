@@ -169,7 +169,7 @@ impl NatsPlace {
                 WaiterStep::SleepUntil(time) => time,
             };
             if now >= end {
-                return Ok(Waited::Still { ahead });
+                return Ok(Waited::StillQueued { ahead });
             }
             if ahead.is_some_and(|ahead| self.could_be_granted(ahead))
                 && self.record_watch.is_none()
