@@ -76,7 +76,7 @@ pub struct Engine {
     table: LockTable<RandomState, TokenMint>,
     /// Connections, indexed by the slot of their owner in the table.
     connections: Vec<Option<Connection>>,
-    count: usize,
+    connection_count: usize,
     peer_limits: PeerLimits,
     claims: Claims,
     watches: Watches,
@@ -114,7 +114,7 @@ impl Engine {
             instance,
             table,
             connections: Vec::new(),
-            count: 0,
+            connection_count: 0,
             peer_limits: PeerLimits::new(
                 settings.max_connections_per_peer,
                 settings.max_auth_failures,
@@ -137,7 +137,7 @@ impl Engine {
     /// Registers a new connection. `None`: a limit is reached or the server is stopping, and the driver must close the
     /// connection at once.
     pub fn open(&mut self, peer: Option<IpAddr>, now: Time) -> Option<Owner> {
-        let admits_none = self.draining || self.count >= self.settings.max_connections;
+        let admits_none = self.draining || self.connection_count >= self.settings.max_connections;
         if admits_none || peer.is_some_and(|peer| !self.peer_limits.admit(peer, now)) {
             self.counters.connections_rejected += 1;
             return None;
@@ -150,7 +150,7 @@ impl Engine {
         let authenticated = self.secret.is_none();
         self.connections[owner.index()] =
             Some(Connection::new(owner, peer, authenticated, self.settings.max_line));
-        self.count += 1;
+        self.connection_count += 1;
         if !authenticated {
             self.expect_handshake(owner, now);
         }
@@ -212,8 +212,8 @@ impl Engine {
         };
         self.watches.remove_all(owner);
         // Collected before `disconnect`, which removes the connection's places in queues.
-        let waited_for = self.watched_keys_of(owner);
-        self.abandon_claims(&connection, now);
+        let waited_for = self.keys_waited_for(owner);
+        self.abandon_waiting_claims(&connection, now);
         let on_disconnect = if self.settings.auto_release && !keep_holds {
             OnDisconnect::Release
         } else {
@@ -223,14 +223,14 @@ impl Engine {
         for (space, key) in waited_for {
             self.key_changed(space, &key);
         }
-        self.pump(now);
+        self.handle_table_events(now);
         self.process_woken(now);
     }
 
     /// Expires leases and runs the connection alarms that are due at `now`.
     pub fn handle_timeout(&mut self, now: Time) {
         self.table.handle_timeout(now);
-        self.pump(now);
+        self.handle_table_events(now);
         self.shrink_lease_bound(now);
         while let Some(&(at, slot)) = self.alarms.first()
             && at <= now
@@ -345,7 +345,7 @@ impl Engine {
         self.draining = true;
         // Grants that are due by now are made first. A waiter whose turn has come would otherwise be refused below.
         self.table.handle_timeout(now);
-        self.pump(now);
+        self.handle_table_events(now);
         self.process_woken(now);
         // From here on a release must not grant the key to a two-phase waiter. The waiter's `w` is refused, so it would
         // never learn of the grant, and the next server would restore that hold and keep it until its lease ends.
@@ -358,7 +358,7 @@ impl Engine {
             {
                 let place = *place;
                 self.table.abandon(place, now);
-                self.pump(now);
+                self.handle_table_events(now);
                 self.woken.push_back((owner, Wake::Refused(Reply::ERROR)));
             }
         }
@@ -372,8 +372,8 @@ impl Engine {
     }
 
     /// Number of open connections.
-    pub fn count(&self) -> usize {
-        self.count
+    pub fn connection_count(&self) -> usize {
+        self.connection_count
     }
 
     /// Replaces the secret. Connections that have authenticated stay authenticated.
@@ -402,7 +402,7 @@ impl Engine {
                     }
                     prefetched_requests = prefetched_requests.saturating_sub(1);
                     used += len;
-                    self.request(from, Request::parse(lines), now);
+                    self.serve_request(from, Request::parse(lines), now);
                 }
                 Framed::Partial => break,
                 Framed::Discarded => used = bytes.len(),
@@ -456,7 +456,7 @@ impl Engine {
                 _ if !matches!(connection.state, ConnectionState::Waiting { .. }) => continue,
                 Wake::Granted(grant) => {
                     connection.state = ConnectionState::Ready;
-                    self.reply(granted(&grant));
+                    self.reply(granted_reply(&grant));
                 }
                 Wake::Refused(reply) => {
                     connection.state = ConnectionState::Ready;
@@ -495,7 +495,7 @@ impl Engine {
     /// Handles the events of the table: changes that no return value of a table operation reports.
     ///
     /// To be called after every table operation, because each of them may expire leases and grant queued claims.
-    fn pump(&mut self, now: Time) {
+    fn handle_table_events(&mut self, now: Time) {
         while let Some(event) = self.table.poll_event() {
             match event {
                 TableEvent::Granted { place, owner, space, key, mode, grant } => {
@@ -616,7 +616,7 @@ impl Engine {
             self.key_changed(space, &key);
             self.record_history((space, &key), HistoryEventKind::GaveUp, 0, b"", Some(owner), now);
         }
-        self.pump(now);
+        self.handle_table_events(now);
     }
 }
 
@@ -637,8 +637,8 @@ impl Engine {
     fn remove_connection(&mut self, owner: Owner) -> Option<Connection> {
         self.connection(owner)?;
         let connection = self.connections[owner.index()].take()?;
-        self.count -= 1;
-        self.alarms.remove(&(connection.alarm, index(owner)));
+        self.connection_count -= 1;
+        self.alarms.remove(&(connection.alarm, slot_of(owner)));
         if let Some(peer) = connection.peer {
             self.peer_limits.connection_closed(peer);
         }
@@ -660,19 +660,19 @@ impl Engine {
     /// finds nothing due is cheaper than an update of the set at every wait.
     fn arm(&mut self, owner: Owner) {
         let Some(connection) = self.connection_mut(owner) else { return };
-        let due = connection.due();
+        let due = connection.earliest_deadline();
         if due < connection.alarm {
             let old = std::mem::replace(&mut connection.alarm, due);
-            self.alarms.remove(&(old, index(owner)));
-            self.alarms.insert((due, index(owner)));
+            self.alarms.remove(&(old, slot_of(owner)));
+            self.alarms.insert((due, slot_of(owner)));
         }
     }
 }
 
-fn index(owner: Owner) -> u32 {
+fn slot_of(owner: Owner) -> u32 {
     u32::try_from(owner.index()).expect("table slots fit into 32 bits")
 }
 
-fn granted(grant: &Grant) -> Reply<'static> {
+fn granted_reply(grant: &Grant) -> Reply<'static> {
     Reply::Granted { token: grant.token, lease: grant.lease.as_secs() }
 }

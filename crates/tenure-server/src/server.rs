@@ -281,7 +281,7 @@ impl Server {
     }
 
     fn is_done(&self) -> bool {
-        self.stop_by.is_some_and(|by| by <= (self.clock)() || self.engine.count() == 0)
+        self.stop_by.is_some_and(|by| by <= (self.clock)() || self.engine.connection_count() == 0)
     }
 
     fn run_commands(&mut self) {

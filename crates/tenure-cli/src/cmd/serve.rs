@@ -353,7 +353,7 @@ impl Data {
                 "{promise}; no grants for {seconds}, the longest lease that may still be running"
             );
         }
-        let engine = Engine::resume_from(settings, secret, opened, now).map_err(|key| {
+        let engine = Engine::restore(settings, secret, opened, now).map_err(|key| {
             format!(
                 "{}: two holds of {:?} contradict each other",
                 dir.display(),

@@ -116,7 +116,7 @@ impl Engine {
             stats: self.table.stats().clone(),
             sizes: self.table.sizes(),
             oldest_wait: self.table.oldest_wait().map(|since| now.since(since)),
-            connections: self.count,
+            connections: self.connection_count,
             durable: self.is_durable(),
             draining: self.draining,
             has_secret: self.secret.is_some(),
@@ -126,7 +126,7 @@ impl Engine {
 
     /// Keys in use in one part of the table: `max_slots` slots, from slot `from` on. Also returns the slot at which the
     /// next part begins, or `None` at the end of the table.
-    pub fn rows(
+    pub fn key_rows(
         &mut self,
         from: usize,
         max_slots: usize,
@@ -163,16 +163,21 @@ impl Engine {
                 holder,
             });
         }
-        self.pump(now);
+        self.handle_table_events(now);
         self.process_woken(now);
         (rows, next)
     }
 
     /// Holders and waiters of a key as JSON, as in the reply to `q`, and the key's history.
-    pub fn key(&mut self, space: KeySpace, key: &[u8], now: Time) -> (String, Vec<HistoryEvent>) {
-        let view = self.view(space, key, now);
+    pub fn key_details(
+        &mut self,
+        space: KeySpace,
+        key: &[u8],
+        now: Time,
+    ) -> (String, Vec<HistoryEvent>) {
+        let view = self.key_json(space, key, now);
         self.process_woken(now);
-        (view.to_string(), self.history.of(space, key))
+        (view.to_string(), self.history.events_of(space, key))
     }
 
     /// Compares `given` with the server's secret, in constant time. A wrong secret is counted against `peer`.
@@ -204,7 +209,7 @@ impl Engine {
         }
         let (_, peer) = credentials;
         let broken = self.evict(key, space, number, reason.as_bytes(), Some(peer), now);
-        self.pump(now);
+        self.handle_table_events(now);
         self.process_woken(now);
         if broken { AdminOutcome::Done } else { AdminOutcome::NotHeld }
     }
@@ -223,7 +228,7 @@ impl Engine {
             return refusal;
         }
         let view = self.table.inspect(space, key, MAX_LISTED, now);
-        self.pump(now);
+        self.handle_table_events(now);
         let holders = view.map(|view| view.holders).unwrap_or_default();
         let holder = holders.iter().find(|holder| holder.number == number);
         let outcome = match holder.map(|holder| self.notify_handoff_requested(holder.owner, number))
@@ -260,12 +265,12 @@ impl Engine {
     /// [`history`](Self::history), or empty.
     pub fn keep_history(&mut self, max_events: usize, wall_ms: u64, saved: &str, now: Time) {
         self.history.enable(max_events, wall_ms.saturating_sub(now.as_nanos() / 1_000_000));
-        self.history.read(saved);
+        self.history.add_json_lines(saved);
     }
 
     /// Serialized history, as JSON lines.
     pub fn history(&self) -> String {
-        self.history.write()
+        self.history.to_json_lines()
     }
 
     /// Adds an event to a key's history. The event's text is `by`, or the identity of the connection `owner` if `by` is

@@ -11,15 +11,18 @@ impl Engine {
     pub fn check(&self) {
         self.table.check();
         let count = self.connections().count();
-        assert_eq!(self.count, count, "number of connections");
+        assert_eq!(self.connection_count, count, "number of connections");
         let owners = self.table.sizes().owners;
         assert_eq!(owners, count + 1, "table owners: the connections and the detached owner");
         assert!(self.woken.is_empty(), "the woken queue is not empty");
         let armed = self.connections().filter(|connection| connection.alarm < Time::MAX).count();
         assert_eq!(self.alarms.len(), armed, "one alarm per connection");
         for connection in self.connections() {
-            assert!(connection.alarm <= connection.due(), "an alarm is later than its deadline");
-            let alarm = (connection.alarm, super::index(connection.owner));
+            assert!(
+                connection.alarm <= connection.earliest_deadline(),
+                "an alarm is later than its deadline"
+            );
+            let alarm = (connection.alarm, super::slot_of(connection.owner));
             assert!(
                 alarm.0 == Time::MAX || self.alarms.contains(&alarm),
                 "an alarm is missing from the set"
@@ -38,6 +41,6 @@ impl Engine {
     pub fn leftovers(&self) -> [usize; 6] {
         let sizes = self.table.sizes();
         let (claims, watches) = (self.claims.len(), self.watches.len());
-        [self.count, self.alarms.len(), claims, watches, sizes.holds, sizes.waiters]
+        [self.connection_count, self.alarms.len(), claims, watches, sizes.holds, sizes.waiters]
     }
 }

@@ -12,11 +12,11 @@ use tenure_core::{LockToken, Time};
 
 use super::connection::ConnectionState;
 use super::stats::LongReply;
-use super::{Engine, HistoryEventKind, granted};
+use super::{Engine, HistoryEventKind, granted_reply};
 
 impl Engine {
     /// Serves one request. Its reply is appended to the output at once, unless the request has to wait.
-    pub(super) fn request(
+    pub(super) fn serve_request(
         &mut self,
         from: Owner,
         request: Result<Request<'_>, Malformed>,
@@ -49,11 +49,11 @@ impl Engine {
                 self.out.bytes.extend_from_slice(b"ok ");
                 self.set_state(
                     from,
-                    ConnectionState::LongReply(Box::new(LongReply::new(self.count))),
+                    ConnectionState::LongReply(Box::new(LongReply::new(self.connection_count))),
                 );
                 self.continue_long_reply(from, now);
             }
-            Ok(Request::Extended(extended)) => self.extended(from, extended, now),
+            Ok(Request::Extended(extended)) => self.serve_extension_request(from, extended, now),
             // `auth` on a server without a secret, or on a connection that has authenticated already.
             Ok(Request::Auth { .. }) | Err(Malformed) => self.reply(Reply::ERROR),
         }
@@ -98,7 +98,7 @@ impl Engine {
             ClaimAnswer::Granted(grant) => {
                 self.key_changed(mode.space(), key);
                 self.record_grant(key, mode, &grant, (b"", from), now);
-                self.reply(granted(&grant));
+                self.reply(granted_reply(&grant));
             }
             ClaimAnswer::Queued(place) => {
                 self.key_changed(mode.space(), key);
@@ -120,7 +120,7 @@ impl Engine {
             }
             ClaimAnswer::Refused(refusal) => self.refuse(refusal),
         }
-        self.pump(now);
+        self.handle_table_events(now);
     }
 
     fn enqueue(&mut self, from: Owner, key: &[u8], mode: Mode, lease: Option<u64>, now: Time) {
@@ -146,14 +146,14 @@ impl Engine {
             Enqueued::AlreadyEnqueued => self.reply(Reply::ALREADY_ENQUEUED),
             Enqueued::Refused(refusal) => self.refuse(refusal),
         }
-        self.pump(now);
+        self.handle_table_events(now);
     }
 
     fn wait(&mut self, from: Owner, key: &[u8], space: KeySpace, timeout: u64, now: Time) {
         match self.table.redeem(from, space, key, now) {
             Redeemed::Granted(grant) => {
                 self.record_renewal(grant.token, grant.lease, grant.ends);
-                self.reply(granted(&grant));
+                self.reply(granted_reply(&grant));
             }
             Redeemed::Waiting(place) if timeout == 0 => {
                 self.table.abandon(place, now);
@@ -177,7 +177,7 @@ impl Engine {
             Redeemed::LeaseExpired => self.reply(Reply::LEASE_EXPIRED),
             Redeemed::NotEnqueued => self.reply(Reply::NOT_ENQUEUED),
         }
-        self.pump(now);
+        self.handle_table_events(now);
     }
 
     fn renew(
@@ -197,7 +197,7 @@ impl Engine {
             self.counters.renewals_refused += 1;
             self.reply(Reply::ERROR);
         }
-        self.pump(now);
+        self.handle_table_events(now);
     }
 
     fn release(&mut self, key: &[u8], space: KeySpace, token: Option<LockToken>, now: Time) {
@@ -211,7 +211,7 @@ impl Engine {
             }
             None => self.reply(Reply::ERROR),
         }
-        self.pump(now);
+        self.handle_table_events(now);
     }
 
     /// Replies to a claim that a limit of the server refuses.

@@ -130,7 +130,7 @@ impl Connection {
     }
 
     /// Earliest deadline of the connection; `Time::MAX` for none.
-    pub(super) fn due(&self) -> Time {
+    pub(super) fn earliest_deadline(&self) -> Time {
         let state = match self.state {
             ConnectionState::Closing { until: ConnectionState::CLOSE_REQUESTED }
             | ConnectionState::Ready

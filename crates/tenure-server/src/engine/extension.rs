@@ -66,7 +66,7 @@ impl Claims {
     }
 
     /// Stores the holder identity of a restored hold.
-    pub(super) fn note(&mut self, number: u64, by: &[u8]) {
+    pub(super) fn add_restored_identity(&mut self, number: u64, by: &[u8]) {
         if !by.is_empty() {
             self.restored_identities.insert(number, by.into());
         }
@@ -107,7 +107,12 @@ impl Claims {
 /// Requests of the extension.
 impl Engine {
     /// Serves one request of the extension.
-    pub(super) fn extended(&mut self, from: Owner, request: ExtensionRequest<'_>, now: Time) {
+    pub(super) fn serve_extension_request(
+        &mut self,
+        from: Owner,
+        request: ExtensionRequest<'_>,
+        now: Time,
+    ) {
         if !self.settings.extension {
             self.reply(Reply::ERROR);
             return;
@@ -191,7 +196,7 @@ impl Engine {
         // Leases that are over must end first. Otherwise a repeated claim could be answered with a grant that has
         // expired, and its client would believe in a hold that the table is about to grant to the next waiter.
         self.table.handle_timeout(now);
-        self.pump(now);
+        self.handle_table_events(now);
         if let Some(claim) = self.claims.by_id.get(&id) {
             // The client has reconnected, but the server has not yet noticed the end of the claim's connection. When it
             // does, the claim may be released with that connection. A reply of `granted` now could therefore be wrong a
@@ -254,7 +259,7 @@ impl Engine {
             }
             ClaimAnswer::Refused(refusal) => self.refuse(refusal),
         }
-        self.pump(now);
+        self.handle_table_events(now);
     }
 
     /// Abandons a claim: leaves the queue, or releases the hold.
@@ -266,7 +271,7 @@ impl Engine {
             }
             None => self.reply(Reply::NOT_ENQUEUED),
         }
-        self.pump(now);
+        self.handle_table_events(now);
     }
 
     /// Detaches a granted claim: its hold then survives the end of the connection.
@@ -278,7 +283,7 @@ impl Engine {
             _ => false,
         };
         self.reply(if detached { Reply::Done } else { Reply::ERROR });
-        self.pump(now);
+        self.handle_table_events(now);
     }
 
     fn renew_millis(
@@ -299,25 +304,25 @@ impl Engine {
             self.counters.renewals_refused += 1;
             self.reply(Reply::ERROR);
         }
-        self.pump(now);
+        self.handle_table_events(now);
     }
 
     /// JSON of a key's holders and waiters.
-    pub(super) fn view(&mut self, space: KeySpace, key: &[u8], now: Time) -> Value {
+    pub(super) fn key_json(&mut self, space: KeySpace, key: &[u8], now: Time) -> Value {
         let view = self.table.inspect(space, key, MAX_LISTED, now);
-        self.pump(now);
+        self.handle_table_events(now);
         self.view_json(key, space, view, now)
     }
 
     fn reply_history(&mut self, key: &[u8], space: KeySpace) {
         let events: Vec<Value> =
-            self.history.of(space, key).iter().map(history::event_json).collect();
+            self.history.events_of(space, key).iter().map(history::event_json).collect();
         let kept = self.history.is_enabled();
         self.reply(Reply::Json(json!({ "kept": kept, "events": events }).to_string().as_bytes()));
     }
 
     fn query(&mut self, key: &[u8], space: KeySpace, now: Time) {
-        let view = self.view(space, key, now);
+        let view = self.key_json(space, key, now);
         self.reply(Reply::Json(view.to_string().as_bytes()));
     }
 
@@ -332,13 +337,13 @@ impl Engine {
             let view = self.table.inspect(space, &name, MAX_LISTED, now);
             views.push(self.view_json(&name, space, view, now));
         }
-        self.pump(now);
+        self.handle_table_events(now);
         let answer = json!({ "keys": views, "after": continue_after });
         self.reply(Reply::Json(answer.to_string().as_bytes()));
     }
 
     fn watch(&mut self, from: Owner, key: &[u8], space: KeySpace, seen: u64, id: u64, now: Time) {
-        if self.watches.count(from) >= self.settings.max_watches_per_connection {
+        if self.watches.count_of(from) >= self.settings.max_watches_per_connection {
             self.reply(Reply::Error(b"max_watches"));
             return;
         }
@@ -346,7 +351,7 @@ impl Engine {
         // The watch fires at once if the key's version is not the one that the client saw. A watch for later changes
         // only would miss a change between the client's query and this request.
         let view = self.table.inspect(space, key, MAX_LISTED, now);
-        self.pump(now);
+        self.handle_table_events(now);
         self.watches.insert(space, key, from, id);
         if version_of(view.as_ref()) != seen {
             self.key_changed(space, key);
@@ -370,7 +375,7 @@ impl Engine {
         let peer = self.connection(from).and_then(|connection| connection.peer);
         let broken = self.evict(key, space, number, reason, peer, now);
         self.reply(if broken { Reply::Done } else { Reply::ERROR });
-        self.pump(now);
+        self.handle_table_events(now);
     }
 
     /// Breaks a hold, notifies its holder, and logs the break. False if no hold of the key has this number.
@@ -385,7 +390,7 @@ impl Engine {
     ) -> bool {
         // The connection that made the claim is notified. For a detached hold that is not the owner in the table.
         let claimed_by = self.claims.claiming_connection(number);
-        self.history.reason = lossy_text(reason).into();
+        self.history.break_reason = lossy_text(reason).into();
         let Ok(owner) = self.table.evict(space, key, number, now) else { return false };
         let why = [b"evicted ", reason].concat();
         if let Some(owner) = claimed_by.or(owner) {
@@ -456,7 +461,7 @@ impl Engine {
     /// Abandons the waiting claims of a connection that ended. Granted claims are left to [`LockTable::disconnect`].
     ///
     /// [`LockTable::disconnect`]: tenure_core::LockTable::disconnect
-    pub(super) fn abandon_claims(&mut self, connection: &super::Connection, now: Time) {
+    pub(super) fn abandon_waiting_claims(&mut self, connection: &super::Connection, now: Time) {
         let Some(extension) = &connection.extension else { return };
         // Sorted, so that the same requests cause the same output: a hash set has no fixed order.
         let mut ids: Vec<_> = extension.claims.iter().copied().collect();
@@ -470,7 +475,7 @@ impl Engine {
                 self.end_claim(&claim, now);
             }
         }
-        self.pump(now);
+        self.handle_table_events(now);
     }
 
     /// Ends all waiting claims, for a server that stops, and notifies their clients.
@@ -484,7 +489,7 @@ impl Engine {
                 self.push(claim.from, Push::Gone { id });
             }
         }
-        self.pump(now);
+        self.handle_table_events(now);
     }
 
     fn insert_claim(&mut self, id: ClaimId, claim: Claim) {

@@ -99,7 +99,7 @@ pub(super) struct History {
     recent: HashMap<HistoryKey, EventRing>,
     older: HashMap<HistoryKey, EventRing>,
     /// Operator's reason for the break in progress. The event is recorded when the table reports the end of the hold.
-    pub(super) reason: Box<str>,
+    pub(super) break_reason: Box<str>,
 }
 
 impl History {
@@ -142,14 +142,14 @@ impl History {
         self.recent.entry(key).or_default()
     }
 
-    pub(super) fn of(&self, space: KeySpace, key: &[u8]) -> Vec<HistoryEvent> {
+    pub(super) fn events_of(&self, space: KeySpace, key: &[u8]) -> Vec<HistoryEvent> {
         let key = (space, key.into());
         let ring = self.recent.get(&key).or_else(|| self.older.get(&key));
         ring.into_iter().flatten().cloned().collect()
     }
 
     /// Serializes all events as JSON lines, one line per key, the most recently used key last.
-    pub(super) fn write(&self) -> String {
+    pub(super) fn to_json_lines(&self) -> String {
         let mut rings: Vec<_> = self.older.iter().chain(&self.recent).collect();
         rings.sort_by_key(|((_, key), ring)| (ring.back().map(|last| last.at), key.clone()));
         let line = |((space, key), ring): (&HistoryKey, &EventRing)| {
@@ -162,7 +162,7 @@ impl History {
     }
 
     /// Adds events that [`write`](Self::write) serialized. Invalid lines are skipped: no lock depends on the history.
-    pub(super) fn read(&mut self, text: &str) {
+    pub(super) fn add_json_lines(&mut self, text: &str) {
         if self.max_events == 0 {
             return;
         }
@@ -211,7 +211,7 @@ mod tests {
     }
 
     fn numbers(history: &History, key: &[u8]) -> Vec<u64> {
-        history.of(KeySpace::Lock, key).iter().map(|event| event.number).collect()
+        history.events_of(KeySpace::Lock, key).iter().map(|event| event.number).collect()
     }
 
     #[test]
@@ -224,8 +224,8 @@ mod tests {
             history.add((KeySpace::Lock, b"a"), HistoryEventKind::Granted, number, "x", at(number));
         }
         assert_eq!(numbers(&history, b"a"), [3, 4, 5]);
-        assert_eq!(history.of(KeySpace::Lock, b"a")[0].at, 1_003);
-        assert_eq!(history.of(KeySpace::Semaphore, b"a"), []);
+        assert_eq!(history.events_of(KeySpace::Lock, b"a")[0].at, 1_003);
+        assert_eq!(history.events_of(KeySpace::Semaphore, b"a"), []);
     }
 
     #[test]
@@ -256,12 +256,13 @@ mod tests {
         history.add((KeySpace::Lock, b"a\xff"), HistoryEventKind::Granted, 9, "web-1 \"x\"", at(5));
         history.add((KeySpace::Lock, b"a\xff"), HistoryEventKind::Broken, 9, "stuck", at(6));
         history.add((KeySpace::Semaphore, b"a\xff"), HistoryEventKind::Waiting, 0, "", at(6));
-        let text = history.write();
+        let text = history.to_json_lines();
         let mut restored = History::default();
         restored.enable(4, 0);
-        restored.read(&format!("rubbish\n{{}}\n{text}{{\"key\":[1],\"events\":[{{}}]}}\n"));
+        restored
+            .add_json_lines(&format!("rubbish\n{{}}\n{text}{{\"key\":[1],\"events\":[{{}}]}}\n"));
         for space in [KeySpace::Lock, KeySpace::Semaphore] {
-            assert_eq!(restored.of(space, b"a\xff"), history.of(space, b"a\xff"));
+            assert_eq!(restored.events_of(space, b"a\xff"), history.events_of(space, b"a\xff"));
         }
     }
 }

@@ -32,7 +32,7 @@ impl Engine {
     /// # Errors
     ///
     /// Two holds of the directory conflict, which no server can have written. The error is the key of one of them.
-    pub fn resume_from(
+    pub fn restore(
         settings: Settings,
         secret: Option<&[u8]>,
         opened: OpenedJournal,
@@ -43,7 +43,7 @@ impl Engine {
         for hold in holds {
             let restored = engine.table.restore(&hold.key, hold.mode, hold.token, hold.ends, now);
             restored.map_err(|_| hold.key)?;
-            engine.claims.note(hold.token.number(), &hold.note);
+            engine.claims.add_restored_identity(hold.token.number(), &hold.note);
         }
         // After the holds: they were granted before the embargo and stay valid. Only new grants have to wait.
         if let Some(until) = embargo_until {
@@ -127,7 +127,7 @@ impl Engine {
             journal.ended(number);
         }
         if self.history.is_enabled() {
-            let reason = std::mem::take(&mut self.history.reason);
+            let reason = std::mem::take(&mut self.history.break_reason);
             let text = if kind == HistoryEventKind::Broken { &*reason } else { "" };
             self.history.add(key, kind, number, text, now);
         }

@@ -18,7 +18,7 @@ pub(super) struct Watches {
 }
 
 impl Watches {
-    pub(super) fn count(&self, owner: Owner) -> usize {
+    pub(super) fn count_of(&self, owner: Owner) -> usize {
         self.by_owner.get(&owner).map_or(0, HashMap::len)
     }
 
@@ -105,7 +105,7 @@ impl Engine {
     }
 
     /// Keys that the connection waits for. Empty, without a look-up, if there are no watches.
-    pub(super) fn watched_keys_of(
+    pub(super) fn keys_waited_for(
         &self,
         owner: Owner,
     ) -> Vec<(KeySpace, tenure_core::table::KeyBytes)> {

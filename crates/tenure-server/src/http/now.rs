@@ -21,7 +21,7 @@ pub(super) async fn rows(site: &Site, filter: &str) -> Option<Value> {
     let mut from = Some(0);
     while let Some(at) = from {
         let (rows, next) =
-            site.query_engine(move |engine, now| engine.rows(at, SLOTS_PER_SLICE, now)).await?;
+            site.query_engine(move |engine, now| engine.key_rows(at, SLOTS_PER_SLICE, now)).await?;
         let matching = rows.into_iter().filter(|row| filter.is_empty() || matches(row, &filter));
         let before = shown.len();
         shown.extend(matching);
@@ -88,7 +88,7 @@ pub(super) fn millis(duration: Duration) -> u64 {
 pub(super) async fn key(site: &Site, space: KeySpace, name: Vec<u8>) -> Option<Value> {
     let (view, events, kept) = site
         .query_engine(move |engine, now| {
-            let (view, events) = engine.key(space, &name, now);
+            let (view, events) = engine.key_details(space, &name, now);
             (view, events, engine.metrics(now).keeps_history)
         })
         .await?;

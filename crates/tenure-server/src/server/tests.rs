@@ -92,7 +92,7 @@ impl Harness {
 
     /// Remaining lease of the only hold.
     fn left(&mut self) -> Duration {
-        let (rows, _) = self.server.engine.rows(0, 64, CLOCK.with_borrow(|clock| clock.now));
+        let (rows, _) = self.server.engine.key_rows(0, 64, CLOCK.with_borrow(|clock| clock.now));
         rows[0].holder.as_ref().unwrap().left
     }
 }
