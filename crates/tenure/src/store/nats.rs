@@ -263,7 +263,7 @@ impl Store for NatsStore {
             token,
             sequence: known.sequence,
             record: known.record,
-            since: self.inner.now() - held,
+            held_since: self.inner.now() - held,
             place: None,
         }))
     }
@@ -276,7 +276,7 @@ impl Store for NatsStore {
             changes.borrow_and_update();
             let now = self.inner.now();
             let (version, due) = match self.inner.keys.known(&subject) {
-                Some(known) => (known.version(now), known.watched.next_takeover(now)),
+                Some(known) => (known.version(now), known.observations.next_takeover(now)),
                 None => (Version::default(), Time::MAX),
             };
             if version != since {

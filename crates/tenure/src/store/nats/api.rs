@@ -25,7 +25,7 @@ pub(super) const OPERATION: &str = "KV-Operation";
 /// Header of a marker that the server writes in place of an expired message.
 const MARKER: &str = "Nats-Marker-Reason";
 /// Header with a record of tenure: in nlock's layout beside the owner id that nlock reads, and on a deleted ticket.
-pub(super) const ABOUT: &str = "Tenure-Holder";
+pub(super) const RECORD_HEADER: &str = "Tenure-Holder";
 
 /// The condition of a write is not met: another write came first.
 const WRONG_LAST_SEQUENCE: u64 = 10_071;
@@ -71,9 +71,9 @@ pub(super) struct Message {
     pub(super) subject: String,
     pub(super) sequence: u64,
     /// Server timestamp, in nanoseconds.
-    pub(super) time: u64,
+    pub(super) timestamp: u64,
     /// Value of the `Tenure-Holder` header.
-    pub(super) about: Option<String>,
+    pub(super) record_header: Option<String>,
     /// `None` for a deletion or an expiry marker.
     pub(super) value: Option<Vec<u8>>,
 }
@@ -84,7 +84,7 @@ pub(super) struct KeyWrite {
     /// `DEL` for a deletion; `None` for a new value.
     pub(super) operation: Option<&'static str>,
     /// Value of the `Tenure-Holder` header.
-    pub(super) about: Option<String>,
+    pub(super) record_header: Option<String>,
     pub(super) value: Vec<u8>,
 }
 
@@ -177,8 +177,8 @@ impl Api {
         if let Some(operation) = write.operation {
             headers.insert(OPERATION, operation);
         }
-        if let Some(record_header) = write.about {
-            headers.insert(ABOUT, record_header);
+        if let Some(record_header) = write.record_header {
+            headers.insert(RECORD_HEADER, record_header);
         }
         let request = Request::new().headers(headers).payload(write.value.into());
         let reply = match self.send(subject, request, until).await {
@@ -209,7 +209,7 @@ impl Api {
     }
 
     /// Reads the last message of a subject from the leader of the stream, never from a replica that may lag.
-    pub(super) async fn last(
+    pub(super) async fn last_message(
         &self,
         stream: &str,
         subject: &str,
@@ -237,13 +237,14 @@ impl Api {
                 let headers = String::from_utf8_lossy(&decode(&hdrs)?).into_owned();
                 let deleted = headers.lines().any(is_end_marker);
                 let value = if deleted { None } else { Some(decode(&data)?) };
-                let record_header =
-                    headers.lines().find_map(|line| line.strip_prefix(ABOUT)?.strip_prefix(':'));
+                let record_header = headers
+                    .lines()
+                    .find_map(|line| line.strip_prefix(RECORD_HEADER)?.strip_prefix(':'));
                 Ok(Some(Message {
                     subject,
                     sequence: seq,
-                    time: nanos(&time)?,
-                    about: record_header.map(|text| text.trim().to_owned()),
+                    timestamp: parse_timestamp(&time)?,
+                    record_header: record_header.map(|text| text.trim().to_owned()),
                     value,
                 }))
             }
@@ -313,13 +314,13 @@ fn is_end_marker(line: &str) -> bool {
 }
 
 /// True if the headers of a delivered message mark it as a deletion or expiry.
-pub(super) fn ends_key(headers: &HeaderMap) -> bool {
+pub(super) fn has_end_marker(headers: &HeaderMap) -> bool {
     headers.get(MARKER).is_some()
         || headers.get(OPERATION).is_some_and(|what| matches!(what.as_str(), "DEL" | "PURGE"))
 }
 
 /// Parses a timestamp of the server, into nanoseconds since 1970.
-pub(super) fn nanos(text: &str) -> Result<u64> {
+pub(super) fn parse_timestamp(text: &str) -> Result<u64> {
     let time = humantime::parse_rfc3339(text).map_err(|error| unreadable(&error))?;
     let since = time.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     Ok(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
@@ -349,9 +350,9 @@ mod tests {
 
     #[test]
     fn timestamps_of_the_server_are_read_to_the_nanosecond() {
-        assert_eq!(nanos("1970-01-01T00:00:01.000000002Z").unwrap(), 1_000_000_002);
-        assert_eq!(nanos("1970-01-01T00:00:00Z").unwrap(), 0);
-        assert!(nanos("yesterday").is_err());
+        assert_eq!(parse_timestamp("1970-01-01T00:00:01.000000002Z").unwrap(), 1_000_000_002);
+        assert_eq!(parse_timestamp("1970-01-01T00:00:00Z").unwrap(), 0);
+        assert!(parse_timestamp("yesterday").is_err());
     }
 
     #[test]

@@ -125,11 +125,11 @@ fn default_discard() -> String {
 impl StreamInfo {
     /// Creation time of the stream, in nanoseconds. A bucket that was created again has a later one.
     pub(super) fn epoch(&self) -> Result<u64> {
-        api::nanos(&self.created)
+        api::parse_timestamp(&self.created)
     }
 
     /// Ttl of the bucket (`max_age`); zero if it has none.
-    pub(super) fn age(&self) -> Duration {
+    pub(super) fn max_age(&self) -> Duration {
         Duration::from_nanos(self.config.max_age)
     }
 
@@ -144,13 +144,13 @@ impl StreamInfo {
 
     /// Server time of the reply, in nanoseconds since 1970; `None` before server 2.10.
     pub(super) fn answered_at(&self) -> Option<Result<u64>> {
-        self.ts.as_deref().map(api::nanos)
+        self.ts.as_deref().map(api::parse_timestamp)
     }
 
     /// Server time, or a lower bound: the last message's time, or the stream's creation.
-    pub(super) fn time(&self) -> Result<u64> {
+    pub(super) fn server_time(&self) -> Result<u64> {
         let time = self.ts.as_ref().or(self.state.last_ts.as_ref()).unwrap_or(&self.created);
-        api::nanos(time)
+        api::parse_timestamp(time)
     }
 }
 
@@ -258,7 +258,7 @@ pub(super) fn layout_of(config: &StreamConfig, options: &Options) -> Result<Buck
     if config.sealed {
         return refuse("it is sealed: choose another bucket".into());
     }
-    let unfit = settings::unfit(config, &options.bucket);
+    let unfit = settings::unfit_settings(config, &options.bucket);
     if !unfit.is_empty() {
         return refuse(unfit.join("; "));
     }

@@ -28,7 +28,7 @@ pub(super) struct NatsHold {
     /// That record.
     pub(super) record: KeyRecord,
     /// Start of the hold.
-    pub(super) since: Time,
+    pub(super) held_since: Time,
     /// Place in the ticket queue that was granted. Its ticket is deleted on release.
     pub(super) place: Option<u64>,
 }
@@ -51,7 +51,7 @@ impl NatsHold {
         for _ in 0..2 {
             let next = self.next_record(change).ok_or_else(|| self.not_held())?;
             let written_count = next.holder(self.claim).map(|holder| holder.renewal_count);
-            let write_until = self.inner.request_share(until);
+            let write_until = self.inner.write_deadline(until);
             let put = self.inner.put(&self.subject, self.sequence, next, write_until).await;
             let unclear = match put.map_err(|error| self.explain(error))? {
                 (WriteOutcome::Done(_), known) => {
@@ -87,7 +87,7 @@ impl NatsHold {
     fn next_record(&self, change: NatsHoldChange) -> Option<KeyRecord> {
         match change {
             NatsHoldChange::Renew { ttl } => {
-                let held = self.inner.now().since(self.since);
+                let held = self.inner.now().since(self.held_since);
                 self.record.renew(self.claim, self.sequence, ttl, held)
             }
             NatsHoldChange::Release => self.record.release(self.claim, self.sequence),
@@ -152,7 +152,8 @@ impl Hold for NatsHold {
         if self.inner.layout != BucketLayout::Native {
             let until = self.inner.api.deadline_after(limit);
             let info = bucket::info(&self.inner.api, &self.inner.stream, until).await;
-            let checked = info.map_err(Error::from).and_then(|info| self.inner.check_age(&info));
+            let checked =
+                info.map_err(Error::from).and_then(|info| self.inner.check_bucket_ttl(&info));
             checked.map_err(|error| self.explain(error))?;
         }
         Ok(Renewed { handoff_requested: false })
@@ -170,7 +171,7 @@ impl Hold for NatsHold {
         let until = self.inner.api.deadline_after(limit);
         self.change(NatsHoldChange::Release, limit).await?;
         if let Some(place) = self.place.take() {
-            let ticket = self.inner.ticket(&self.key, self.space, self.claim);
+            let ticket = self.inner.ticket_subject(&self.key, self.space, self.claim);
             let (sequence, record) = (self.sequence, self.record.clone());
             let released = KnownKey { sequence, record, ..KnownKey::default() };
             // After the write that released the hold: `hand_over` says why.

@@ -11,9 +11,9 @@ use super::api::{Api, ApiDeadline, KeyWrite, Message, WriteOutcome};
 use super::bucket;
 use super::format::{KeyRecord, RecordHolder};
 use super::hold::NatsHold;
-use super::keys::{Keys, KnownKey, ReadSource};
+use super::keys::{KnownKey, KnownKeys, ReadSource};
 use super::layout::BucketLayout;
-use super::lineage::{Lineage, went_back};
+use super::lineage::{Lineage, went_back_error};
 use super::options::Options;
 use super::queue::{self, TicketQueues};
 use super::settings::{self, SettingsCheck};
@@ -34,7 +34,7 @@ pub(super) struct NatsInner {
     pub(super) options: Options,
     pub(super) stream: String,
     pub(super) layout: BucketLayout,
-    pub(super) keys: Keys,
+    pub(super) keys: KnownKeys,
     pub(super) watches: Watches,
     pub(super) queues: TicketQueues,
     lineage: Mutex<Lineage>,
@@ -57,7 +57,7 @@ impl NatsInner {
     ) -> Self {
         let stream = format!("KV_{}", options.bucket);
         let (keys, watches, queues) =
-            (Keys::default(), Watches::default(), TicketQueues::default());
+            (KnownKeys::default(), Watches::default(), TicketQueues::default());
         let lineage = Mutex::new(lineage);
         Self { api, options, stream, layout, keys, watches, queues, lineage, settings_check }
     }
@@ -98,7 +98,7 @@ impl NatsInner {
         // single request. If the record has changed since, the server refuses the write, and the claim continues with a
         // read.
         if let Some(known) = self.keys.known(&subject)
-            && self.now().since(known.at) < MAX_KNOWN_AGE
+            && self.now().since(known.seen_at) < MAX_KNOWN_AGE
             && let RecordDecision::Write(next) = self.decide(&known, &request)
             && let Some(grant) = self.take(claim, &subject, &known, next, until).await?
         {
@@ -150,12 +150,13 @@ impl NatsInner {
             BucketLayout::Native
                 if self.settings_check.max_age().is_some_and(|max_age| requested >= max_age) =>
             {
-                let max_age = settings::age(self.settings_check.max_age().unwrap_or_default());
+                let max_age =
+                    settings::format_age(self.settings_check.max_age().unwrap_or_default());
                 let bucket = &self.options.bucket;
                 let message = format!(
                     "the ttl of {} is not shorter than the {max_age} for which the bucket {bucket} keeps records (max_age): use \
                      a shorter one, or run `nats stream edit KV_{bucket} --max-age=-1`",
-                    settings::age(requested)
+                    settings::format_age(requested)
                 );
                 Err(Error::new(ErrorKind::Invalid, message))
             }
@@ -174,7 +175,7 @@ impl NatsInner {
         if !self.settings_check.is_due(self.api.connections()) {
             return Ok(());
         }
-        let counters = self.settings_check.basis_now(self.api.connections());
+        let counters = self.settings_check.counters_now(self.api.connections());
         let info = bucket::info(&self.api, &self.stream, until).await.map_err(|error| {
             // Always `Unavailable`, whatever the server answered: a restarting server may report that JetStream is off.
             // That says nothing about the bucket, and must not end holds as `Misconfigured` does.
@@ -188,7 +189,7 @@ impl NatsInner {
     fn check_settings(
         &self,
         info: &bucket::StreamInfo,
-        counters: settings::SettingsBasis,
+        counters: settings::SettingsCounters,
     ) -> Result<()> {
         // `replicas` and `ttl` are compared only when the store is opened: a cluster may be resized while clients run.
         let requested = Options { replicas: None, ttl: None, ..self.options.clone() };
@@ -205,16 +206,16 @@ impl NatsInner {
         match checked {
             Ok(()) => self.settings_check.confirm(info, counters, self.now()),
             // The next claim reads the settings again.
-            Err(_) => self.settings_check.doubt(),
+            Err(_) => self.settings_check.add_doubt(),
         }
         checked
     }
 
     /// Refuses a bucket in nlock's layout whose ttl was changed: a shortened ttl ends holds before their lease.
-    pub(super) fn check_age(&self, info: &bucket::StreamInfo) -> Result<()> {
+    pub(super) fn check_bucket_ttl(&self, info: &bucket::StreamInfo) -> Result<()> {
         match self.layout {
-            BucketLayout::Nlock { ttl } if info.age() != ttl => {
-                let age = info.age();
+            BucketLayout::Nlock { ttl } if info.max_age() != ttl => {
+                let age = info.max_age();
                 let message = format!(
                     "another participant changed the bucket's ttl from {ttl:?} to {age:?}: connect again"
                 );
@@ -259,10 +260,10 @@ impl NatsInner {
         until: ApiDeadline,
     ) -> Result<Option<Grant>> {
         self.recheck_settings(until).await?;
-        let highest = self.lineage().high;
+        let highest = self.lineage().highest_sequence;
         // A claim with a ticket raises `served` to its place in the queue. No other claim changes `served`.
         let place = (next.served > known.record.served).then_some(next.served);
-        let put = self.put(subject, known.sequence, next, self.request_share(until)).await?;
+        let put = self.put(subject, known.sequence, next, self.write_deadline(until)).await?;
         let (landed, lease_start) = match put {
             (WriteOutcome::Done(_), written) => (written, LeaseStart::FromRequest),
             (WriteOutcome::Conflict, _) => return Ok(None),
@@ -345,7 +346,7 @@ impl NatsInner {
             token,
             sequence,
             record,
-            since: self.now() - age,
+            held_since: self.now() - age,
             place,
         };
         let hold = Box::new(hold);
@@ -367,9 +368,9 @@ impl NatsInner {
         if sequence > highest && !reread {
             return Ok(self.lineage().epoch);
         }
-        let counters = self.settings_check.basis_now(self.api.connections());
+        let counters = self.settings_check.counters_now(self.api.connections());
         let info = bucket::info(&self.api, &self.stream, until).await?;
-        self.check_age(&info)?;
+        self.check_bucket_ttl(&info)?;
         // A dropped record looks like a key that was never held. Only the settings show that the bucket drops records.
         self.check_settings(&info, counters)?;
         let mut lineage = self.lineage();
@@ -382,10 +383,10 @@ impl NatsInner {
             // A restart of the server empties memory storage, which is normal in this layout. The server's time becomes
             // a new, larger epoch, so that tokens still grow.
             BucketLayout::Nlock { .. } => {
-                (lineage.epoch, lineage.high) = (info.time()?, sequence);
+                (lineage.epoch, lineage.highest_sequence) = (info.server_time()?, sequence);
                 Ok(lineage.epoch)
             }
-            BucketLayout::Native => Err(went_back(highest, sequence)),
+            BucketLayout::Native => Err(went_back_error(highest, sequence)),
         }
     }
 
@@ -418,13 +419,13 @@ impl NatsInner {
     ) -> Result<WriteOutcome> {
         let error = match self.api.write(subject, sequence, write, until).await {
             Ok(WriteOutcome::Conflict) => {
-                self.settings_check.conflict(self.now());
+                self.settings_check.note_conflict(self.now());
                 return Ok(WriteOutcome::Conflict);
             }
             Ok(outcome) => return Ok(outcome),
             Err(error) => error,
         };
-        self.settings_check.doubt();
+        self.settings_check.add_doubt();
         if error.kind() != ErrorKind::Misconfigured {
             return Err(error);
         }
@@ -444,10 +445,10 @@ impl NatsInner {
     /// `Misconfigured` for a value that is not a record, `Unavailable` if the stream has lost acknowledged writes.
     pub(super) async fn read(&self, subject: &str, until: ApiDeadline) -> Result<KnownKey> {
         let sent = self.now();
-        let message = self.api.last(&self.stream, subject, until).await?;
+        let message = self.api.last_message(&self.stream, subject, until).await?;
         let (sequence, record, time) = match message {
             None => (0, KeyRecord::default(), None),
-            Some(message) => (message.sequence, self.parse(&message)?, Some(message.time)),
+            Some(message) => (message.sequence, self.parse(&message)?, Some(message.timestamp)),
         };
         let epoch = self.lineage().epoch;
         if record.epoch != epoch && record.epoch != 0 {
@@ -457,7 +458,7 @@ impl NatsInner {
         // A record's grant numbers are never above its sequence, unless the stream lost its last writes and assigned
         // their sequences again.
         if record.epoch == self.lineage().epoch && record.fence > sequence {
-            return Err(went_back(record.fence, sequence));
+            return Err(went_back_error(record.fence, sequence));
         }
         self.lineage().note(sequence);
         let seen = (sequence, record, time);
@@ -477,7 +478,7 @@ impl NatsInner {
             return self.queues.note_message(message);
         }
         if let Ok(record) = self.layout.read(message) {
-            let seen = (message.sequence, record, Some(message.time));
+            let seen = (message.sequence, record, Some(message.timestamp));
             self.keys.note(&message.subject, seen, ReadSource::Notification, (now, now));
         }
     }
@@ -497,9 +498,9 @@ impl NatsInner {
 
     /// Reads the server's time again if the last reading is old.
     async fn refresh_server_time(&self, until: ApiDeadline) -> Result<()> {
-        let old = self.lineage().is_old(self.now());
+        let old = self.lineage().is_server_time_old(self.now());
         if self.layout == BucketLayout::Native && old {
-            let counters = self.settings_check.basis_now(self.api.connections());
+            let counters = self.settings_check.counters_now(self.api.connections());
             let info = bucket::info(&self.api, &self.stream, until).await?;
             self.check_settings(&info, counters)?;
             self.lineage().refresh(&info, self.now())?;
@@ -508,7 +509,7 @@ impl NatsInner {
     }
 
     /// Deadline of a write. It leaves enough time to read the write's outcome if no reply comes.
-    pub(super) fn request_share(&self, until: ApiDeadline) -> ApiDeadline {
+    pub(super) fn write_deadline(&self, until: ApiDeadline) -> ApiDeadline {
         let now = self.now();
         ApiDeadline(now + until.0.since(now).mul_f64(0.7))
     }
@@ -519,9 +520,9 @@ impl NatsInner {
         let lineage = *self.lineage();
         let holders = known.holders(now).map(|holder| {
             let number = holder.number(known.sequence);
-            let age = known.time.map(|time| lineage.server_time(now).saturating_sub(time));
+            let age = known.timestamp.map(|time| lineage.server_time(now).saturating_sub(time));
             let margin = holder.lease.map(tenure_core::lease::margin).unwrap_or_default();
-            let end = known.watched.takeover_at(holder.claim) - margin;
+            let end = known.observations.takeover_at(holder.claim) - margin;
             HolderState {
                 by: Some(holder.by.clone()),
                 token: FencingToken::new(lineage.epoch, number),

@@ -17,7 +17,7 @@ use crate::store::Version;
 const MAX_KNOWN_KEYS: usize = 10_000;
 
 #[derive(Default)]
-pub(super) struct Keys(Mutex<HashMap<String, KnownKey>>);
+pub(super) struct KnownKeys(Mutex<HashMap<String, KnownKey>>);
 
 /// Last known record of a key.
 #[derive(Clone, Debug, Default)]
@@ -26,11 +26,11 @@ pub(super) struct KnownKey {
     pub(super) sequence: u64,
     pub(super) record: KeyRecord,
     /// Server timestamp of that message in nanoseconds, if known.
-    pub(super) time: Option<u64>,
+    pub(super) timestamp: Option<u64>,
     /// Renewals of each holder that this process has observed. They decide when the holder may be taken over.
-    pub(super) watched: HolderObservations,
+    pub(super) observations: HolderObservations,
     /// Local time at which the record was seen.
-    pub(super) at: Time,
+    pub(super) seen_at: Time,
 }
 
 /// Source of a record that was seen.
@@ -42,7 +42,7 @@ pub(super) enum ReadSource {
     Notification,
 }
 
-impl Keys {
+impl KnownKeys {
     /// Last known record of a subject.
     pub(super) fn known(&self, subject: &str) -> Option<KnownKey> {
         self.lock().get(subject).cloned()
@@ -62,16 +62,16 @@ impl Keys {
             // A forgotten record costs a read. If it has a holder, the observation starts again, which delays a
             // takeover: so keys without a pending takeover are forgotten first.
             let now = replied;
-            keys.retain(|_, known| known.watched.next_takeover(now) != Time::MAX);
+            keys.retain(|_, known| known.observations.next_takeover(now) != Time::MAX);
             if keys.len() >= MAX_KNOWN_KEYS {
                 keys.clear();
             }
         }
         let known = keys.entry(subject.to_owned()).or_default();
         if source == ReadSource::Leader || sequence > known.sequence {
-            known.watched.observe(&record, sent, replied);
-            (known.sequence, known.record, known.time) = (sequence, record, time);
-            known.at = replied;
+            known.observations.observe(&record, sent, replied);
+            (known.sequence, known.record, known.timestamp) = (sequence, record, time);
+            known.seen_at = replied;
         }
         known.clone()
     }
@@ -90,11 +90,11 @@ impl KnownKey {
         now: Time,
         server_time: Option<u64>,
     ) -> bool {
-        let age = server_time.zip(self.time).map(|(now, then)| now.saturating_sub(then));
+        let age = server_time.zip(self.timestamp).map(|(now, then)| now.saturating_sub(then));
         let abandoned = age
             .zip(holder.lease)
             .is_some_and(|(age, lease)| is_abandoned(Duration::from_nanos(age), lease, Rules::ALL));
-        abandoned || self.watched.may_take_over(holder.claim, now)
+        abandoned || self.observations.may_take_over(holder.claim, now)
     }
 
     /// Holders, without those that this process has observed for long enough to take them over.
@@ -102,7 +102,7 @@ impl KnownKey {
         self.record
             .holders
             .iter()
-            .filter(move |holder| !self.watched.may_take_over(holder.claim, now))
+            .filter(move |holder| !self.observations.may_take_over(holder.claim, now))
     }
 
     /// Version of the set of holders. Renewals do not change it.
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn notifications_count_only_if_newer_and_leader_reads_always() {
-        let keys = Keys::default();
+        let keys = KnownKeys::default();
         let lease = Some(Duration::from_millis(600));
         keys.note("k", (5, held(2, lease), None), ReadSource::Leader, (at(0), at(0)));
         let known =
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn unwatched_records_expire_by_server_timestamps() {
         let lease = Duration::from_millis(600);
-        let keys = Keys::default();
+        let keys = KnownKeys::default();
         let written = 1_000_000_000_000;
         let seen = (5, held(2, Some(lease)), Some(written));
         let known = keys.note("k", seen, ReadSource::Leader, (at(0), at(0)));
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_renewal_keeps_the_version_and_the_end_of_a_lease_changes_it() {
-        let keys = Keys::default();
+        let keys = KnownKeys::default();
         let lease = Some(Duration::from_millis(600));
         let first = keys.note("k", (5, held(1, lease), None), ReadSource::Leader, (at(0), at(0)));
         let second =

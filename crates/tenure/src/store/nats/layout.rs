@@ -54,7 +54,7 @@ impl BucketLayout {
         match self {
             Self::Native => format::read(value),
             Self::Nlock { ttl } => {
-                nlock::read(value, message.about.as_deref(), message.sequence, ttl)
+                nlock::read(value, message.record_header.as_deref(), message.sequence, ttl)
             }
         }
     }

@@ -16,19 +16,19 @@ pub(super) struct Lineage {
     /// Creation time of the stream in nanoseconds: the epoch of fencing tokens.
     pub(super) epoch: u64,
     /// Highest sequence seen.
-    pub(super) high: u64,
+    pub(super) highest_sequence: u64,
     /// Last reading of the server's time.
     server_time: StoreTime,
 }
 
 impl Lineage {
     pub(super) fn new(info: &StreamInfo, now: Time) -> Result<Self> {
-        let server_time = StoreTime::new(info.time()?, now);
-        Ok(Self { epoch: info.epoch()?, high: info.last_sequence(), server_time })
+        let server_time = StoreTime::new(info.server_time()?, now);
+        Ok(Self { epoch: info.epoch()?, highest_sequence: info.last_sequence(), server_time })
     }
 
     pub(super) fn note(&mut self, sequence: u64) {
-        self.high = self.high.max(sequence);
+        self.highest_sequence = self.highest_sequence.max(sequence);
     }
 
     /// Server time now, in nanoseconds, or a lower bound of it.
@@ -37,7 +37,7 @@ impl Lineage {
     }
 
     /// True if the server's time should be read again.
-    pub(super) fn is_old(&self, now: Time) -> bool {
+    pub(super) fn is_server_time_old(&self, now: Time) -> bool {
         self.server_time.is_stale(now)
     }
 
@@ -45,16 +45,16 @@ impl Lineage {
     pub(super) fn refresh(&mut self, info: &StreamInfo, now: Time) -> Result<()> {
         let epoch = info.epoch()?;
         if epoch != self.epoch {
-            (self.epoch, self.high) = (epoch, 0);
+            (self.epoch, self.highest_sequence) = (epoch, 0);
         }
         self.note(info.last_sequence());
-        self.server_time = StoreTime::new(info.time()?, now);
+        self.server_time = StoreTime::new(info.server_time()?, now);
         Ok(())
     }
 }
 
 /// Error for a stream that has lost acknowledged writes.
-pub(super) fn went_back(known: u64, found: u64) -> Error {
+pub(super) fn went_back_error(known: u64, found: u64) -> Error {
     let message = format!(
         "the stream went back from sequence {known} to {found}: it lost acknowledged writes, and its fencing tokens would \
          repeat; delete the bucket and create it again"

@@ -18,7 +18,11 @@ pub(super) fn write(record: &KeyRecord) -> KeyWrite {
         return KeyWrite { operation: Some("DEL"), ..KeyWrite::default() };
     };
     let json = escape_non_ascii(&String::from_utf8_lossy(&format::write(record)));
-    KeyWrite { operation: None, about: Some(json), value: format_uuid(holder.claim).into_bytes() }
+    KeyWrite {
+        operation: None,
+        record_header: Some(json),
+        value: format_uuid(holder.claim).into_bytes(),
+    }
 }
 
 /// Parses a value written by tenure or by nlock. The error says what is wrong with it.
@@ -134,7 +138,7 @@ mod tests {
         let mut record = read(OWNER.as_bytes(), None, 5, TTL).unwrap();
         record.holders[0].grant_number = Some(17);
         record.holders[0].by.note = "día 🦀".to_owned();
-        let KeyWrite { operation, about: record_header, value } = write(&record);
+        let KeyWrite { operation, record_header, value } = write(&record);
         assert_eq!((operation, &*value), (None, OWNER.as_bytes()));
         let json = record_header.unwrap();
         assert!(json.is_ascii(), "{json}");

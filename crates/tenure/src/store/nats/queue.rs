@@ -181,15 +181,15 @@ pub(super) fn is_ticket(root: &str, subject: &str) -> bool {
 /// server refuses the write if the record has changed since.
 pub(super) fn handed_over_record(root: &str, message: &Message) -> Option<Message> {
     let name = message.subject.strip_prefix(root)?.strip_prefix("queue.")?;
-    let (sequence, record) = message.about.as_deref()?.split_once(' ')?;
+    let (sequence, record) = message.record_header.as_deref()?.split_once(' ')?;
     Some(Message {
         subject: format!("{root}{}", name.rsplit_once('.')?.0),
         // The record was written before the ticket's removal, so that its sequence is lower. Any other sequence is
         // corrupt, or from an earlier stream of the same name. If it were noted, it would hide the record's real state
         // from this process.
         sequence: sequence.parse().ok().filter(|sequence| *sequence < message.sequence)?,
-        time: message.time,
-        about: None,
+        timestamp: message.timestamp,
+        record_header: None,
         value: Some(record.as_bytes().to_vec()),
     })
 }
@@ -275,7 +275,7 @@ impl NatsInner {
     }
 
     /// Subject of a claim's ticket.
-    pub(super) fn ticket(&self, key: &Key, space: KeySpace, claim: u128) -> String {
+    pub(super) fn ticket_subject(&self, key: &Key, space: KeySpace, claim: u128) -> String {
         format!("{}{}.{claim:032x}", self.root(), format::queue_prefix(key, space))
     }
 
@@ -300,7 +300,7 @@ impl NatsInner {
         // the record wakes it later.
         let record_header = released.record.holders.is_empty().then(free_record);
         let operation = Some("DEL");
-        let deletion = KeyWrite { operation, about: record_header, ..KeyWrite::default() };
+        let deletion = KeyWrite { operation, record_header, ..KeyWrite::default() };
         // On condition of our own place: a later sequence is the new ticket of a claim that joined again.
         match self.write(ticket, place, deletion, until).await {
             Ok(WriteOutcome::Done(_) | WriteOutcome::Conflict) => {}
@@ -355,7 +355,7 @@ impl NatsInner {
         let (now, lineage) = (self.now(), self.lineage());
         let shown = tickets.iter().filter_map(|ticket| {
             let by = format::read_ticket(ticket.value.as_ref()?);
-            let age = lineage.server_time(now).saturating_sub(ticket.time);
+            let age = lineage.server_time(now).saturating_sub(ticket.timestamp);
             Some(WaiterState { by: Some(by), waited_for: Some(Duration::from_nanos(age)) })
         });
         Ok(shown.collect())
@@ -378,8 +378,8 @@ mod tests {
         Message {
             subject: format!("{QUEUE}.{claim}"),
             sequence,
-            time: 5,
-            about: record_header.map(str::to_owned),
+            timestamp: 5,
+            record_header: record_header.map(str::to_owned),
             value: value.map(Into::into),
         }
     }

@@ -23,7 +23,7 @@ const AMPLE_RECORD_BYTES: i64 = 8 * 1_024;
 const NEARLY_FULL_PERCENT: u64 = 90;
 
 /// Settings that lose or hide records, each with the command that repairs it; empty for a fit stream.
-pub(super) fn unfit(config: &StreamConfig, bucket: &str) -> Vec<String> {
+pub(super) fn unfit_settings(config: &StreamConfig, bucket: &str) -> Vec<String> {
     let edit = |flags: &str| format!("run `nats stream edit KV_{bucket} {flags}`");
     let another = "it cannot be changed: create another bucket with `nats kv add NAME`";
     let mut reasons = Vec::new();
@@ -104,7 +104,7 @@ pub(super) fn limit_error(info: &StreamInfo, bucket: &str, server_error: &str) -
 }
 
 /// Formats an age, in whole hours if possible.
-pub(super) fn age(age: Duration) -> String {
+pub(super) fn format_age(age: Duration) -> String {
     let seconds = age.as_secs();
     match (seconds / 3_600, seconds % 3_600) {
         (hours @ 1.., 0) => format!("{hours}h"),
@@ -116,7 +116,7 @@ pub(super) fn age(age: Duration) -> String {
 pub(super) fn finding(info: &StreamInfo, bucket: &str, layout: BucketLayout) -> Finding {
     const WHAT: &str = "settings";
     let config = &info.config;
-    let reasons = unfit(config, bucket);
+    let reasons = unfit_settings(config, bucket);
     if !reasons.is_empty() {
         return Finding::failed(WHAT, reasons.join("; "))
             .advise("records of holders can be lost, so that two clients hold a lock at once: tenure refuses the bucket");
@@ -138,10 +138,10 @@ pub(super) fn finding(info: &StreamInfo, bucket: &str, layout: BucketLayout) -> 
     if (1..AMPLE_RECORD_BYTES).contains(&config.max_msg_size) {
         limits.push(format!("at most {} bytes per record (max_msg_size)", config.max_msg_size));
     }
-    let max_age = info.age();
+    let max_age = info.max_age();
     // In nlock's layout the age is the ttl, which the bucket's own finding reports.
     if !max_age.is_zero() && layout == BucketLayout::Native {
-        limits.push(format!("records are kept for {} (max_age)", age(max_age)));
+        limits.push(format!("records are kept for {} (max_age)", format_age(max_age)));
     }
     if limits.is_empty() {
         return Finding::ok(WHAT, "no limit on records, their size or their age");
@@ -168,7 +168,7 @@ pub(super) struct SettingsCheck {
     /// Number of reasons for doubt so far: refused writes, and settings found unfit.
     doubts: AtomicU64,
     /// Counters and time of the last check that found the settings fit.
-    last_fit: Mutex<(SettingsBasis, Time)>,
+    last_fit: Mutex<(SettingsCounters, Time)>,
     /// Age at which the bucket removes records, in nanoseconds; 0 if it does not.
     max_age: AtomicU64,
 }
@@ -179,7 +179,7 @@ pub(super) struct SettingsCheck {
 /// due. If they were taken afterwards, that event would count as checked, although an edit of the bucket may have come
 /// after the read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct SettingsBasis {
+pub(super) struct SettingsCounters {
     /// Number of connections made.
     connections: u64,
     doubts: u64,
@@ -187,7 +187,7 @@ pub(super) struct SettingsBasis {
 
 impl SettingsCheck {
     pub(super) fn new(info: &StreamInfo, connections: u64, now: Time) -> Self {
-        let counters = SettingsBasis { connections, doubts: 0 };
+        let counters = SettingsCounters { connections, doubts: 0 };
         let check = Self {
             doubts: AtomicU64::new(0),
             last_fit: Mutex::new((counters, now)),
@@ -198,39 +198,39 @@ impl SettingsCheck {
     }
 
     /// Counters of a check that begins now.
-    pub(super) fn basis_now(&self, connections: u64) -> SettingsBasis {
-        SettingsBasis { connections, doubts: self.doubts.load(Ordering::Acquire) }
+    pub(super) fn counters_now(&self, connections: u64) -> SettingsCounters {
+        SettingsCounters { connections, doubts: self.doubts.load(Ordering::Acquire) }
     }
 
     /// True if the settings should be read.
     pub(super) fn is_due(&self, connections: u64) -> bool {
-        self.last().0 != self.basis_now(connections)
+        self.last().0 != self.counters_now(connections)
     }
 
     /// Makes a check due.
-    pub(super) fn doubt(&self) {
+    pub(super) fn add_doubt(&self) {
         self.doubts.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Makes a check due after a write conflict, unless the last check was recent. A dropped record shows as a
     /// conflict, but so does ordinary contention.
-    pub(super) fn conflict(&self, now: Time) {
+    pub(super) fn note_conflict(&self, now: Time) {
         if now.since(self.last().1) >= CONFLICT_RECHECK_PAUSE {
-            self.doubt();
+            self.add_doubt();
         }
     }
 
     /// Records that the settings are fit. `counters` were taken before the settings were read.
-    pub(super) fn confirm(&self, info: &StreamInfo, counters: SettingsBasis, now: Time) {
+    pub(super) fn confirm(&self, info: &StreamInfo, counters: SettingsCounters, now: Time) {
         self.set_max_age(info);
         *self.lock() = (counters, now);
     }
 
-    fn last(&self) -> (SettingsBasis, Time) {
+    fn last(&self) -> (SettingsCounters, Time) {
         *self.lock()
     }
 
-    fn lock(&self) -> MutexGuard<'_, (SettingsBasis, Time)> {
+    fn lock(&self) -> MutexGuard<'_, (SettingsCounters, Time)> {
         self.last_fit.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -241,7 +241,7 @@ impl SettingsCheck {
     }
 
     fn set_max_age(&self, info: &StreamInfo) {
-        let nanos = u64::try_from(info.age().as_nanos()).unwrap_or(u64::MAX);
+        let nanos = u64::try_from(info.max_age().as_nanos()).unwrap_or(u64::MAX);
         self.max_age.store(nanos, Ordering::Release);
     }
 }
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn only_settings_that_lose_records_are_unfit() {
-        let reasons = |change: Value| unfit(&info(&change).config, "b");
+        let reasons = |change: Value| unfit_settings(&info(&change).config, "b");
         for fit in [
             json!({}),
             json!({ "discard": "old" }),
@@ -288,7 +288,7 @@ mod tests {
         assert_eq!(reasons(all).len(), 7, "each is reported");
         // A field that an old server leaves out has its default.
         let absent: StreamConfig = serde_json::from_value(json!({ "storage": "file" })).unwrap();
-        assert_eq!(unfit(&absent, "b"), Vec::<String>::new());
+        assert_eq!(unfit_settings(&absent, "b"), Vec::<String>::new());
     }
 
     #[test]
@@ -312,17 +312,17 @@ mod tests {
         let at = |ms| Time::ZERO + Duration::from_millis(ms);
         let check = SettingsCheck::new(&info(&json!({})), 1, at(0));
         assert!(!check.is_due(1) && check.is_due(2));
-        check.confirm(&info(&json!({ "max_age": 7 })), check.basis_now(2), at(100));
+        check.confirm(&info(&json!({ "max_age": 7 })), check.counters_now(2), at(100));
         assert!(!check.is_due(2));
         assert_eq!(check.max_age(), Some(Duration::from_nanos(7)));
-        check.conflict(at(10_099));
+        check.note_conflict(at(10_099));
         assert!(!check.is_due(2), "conflicts are normal");
-        check.conflict(at(10_100));
+        check.note_conflict(at(10_100));
         assert!(check.is_due(2));
-        check.confirm(&info(&json!({})), check.basis_now(2), at(10_200));
+        check.confirm(&info(&json!({})), check.counters_now(2), at(10_200));
         assert_eq!((check.is_due(2), check.max_age()), (false, None));
-        let counters = check.basis_now(2);
-        check.doubt();
+        let counters = check.counters_now(2);
+        check.add_doubt();
         check.confirm(&info(&json!({})), counters, at(10_300));
         assert!(check.is_due(2), "a write was refused while the settings were read");
     }

@@ -15,7 +15,7 @@ use serde_json::json;
 use tokio::sync::watch;
 
 use super::NatsInner;
-use super::api::{self, ABOUT, ApiDeadline, ApiError, Message};
+use super::api::{self, ApiDeadline, ApiError, Message, RECORD_HEADER};
 use crate::{Error, ErrorKind, Result};
 
 /// Interval of a consumer's idle heartbeats.
@@ -180,12 +180,13 @@ async fn create_consumer(
 fn parse(message: &async_nats::Message) -> Option<(Message, u64)> {
     let (sequence, timestamp, remaining) = parse_reply_subject(message.reply.as_ref()?.as_str())?;
     let headers = message.headers.as_ref();
-    let deleted = headers.is_some_and(api::ends_key);
-    let record_header =
-        headers.and_then(|headers| headers.get(ABOUT)).map(|header| header.as_str().to_owned());
+    let deleted = headers.is_some_and(api::has_end_marker);
+    let record_header = headers
+        .and_then(|headers| headers.get(RECORD_HEADER))
+        .map(|header| header.as_str().to_owned());
     let value = (!deleted).then(|| message.payload.to_vec());
     let subject = message.subject.to_string();
-    Some((Message { subject, sequence, time: timestamp, about: record_header, value }, remaining))
+    Some((Message { subject, sequence, timestamp, record_header, value }, remaining))
 }
 
 /// Sequence and timestamp of a delivered message, and the number that follow it, from its reply subject.

@@ -90,7 +90,8 @@ impl NatsPlace {
 
     /// True if the claim has a ticket that is not void.
     pub(super) async fn has_ticket(&self, served: u64, until: ApiDeadline) -> Result<bool> {
-        let found = self.inner.api.last(&self.inner.stream, &self.ticket_subject(), until).await?;
+        let found =
+            self.inner.api.last_message(&self.inner.stream, &self.ticket_subject(), until).await?;
         Ok(found.is_some_and(|found| found.value.is_some() && found.sequence > served))
     }
 
@@ -109,7 +110,7 @@ impl NatsPlace {
             || KeyWrite { value: format::write_ticket(&self.claim.by), ..KeyWrite::default() };
         let outcome = match inner.write(&ticket, 0, new_ticket(), until).await? {
             WriteOutcome::Conflict => {
-                let found = api.last(&inner.stream, &ticket, until).await?;
+                let found = api.last_message(&inner.stream, &ticket, until).await?;
                 let sequence = found.as_ref().map_or(0, |found| found.sequence);
                 if found.is_some_and(|found| found.value.is_some()) && sequence > served {
                     self.place = sequence;
@@ -229,7 +230,7 @@ impl NatsPlace {
 
     /// Next step for the record as it is known, with `ahead` waiters before us.
     fn next_step(&mut self, known: &KnownKey, ahead: usize, now: Time) -> WaiterStep {
-        let old = now.since(known.at) >= MAX_KNOWN_AGE;
+        let old = now.since(known.seen_at) >= MAX_KNOWN_AGE;
         if self.record_watch.is_none() && old && ahead > 0 {
             // We do not watch the record, and the known one is outdated: there is nothing to decide before the next
             // poll.
@@ -238,7 +239,7 @@ impl NatsPlace {
         let RecordDecision::Write(mut next) = self.inner.decide(known, &self.record_claim()) else {
             // Held. The next step is due when a holder that does not renew may be taken over.
             self.idle = None;
-            return WaiterStep::SleepUntil(known.watched.next_takeover(now));
+            return WaiterStep::SleepUntil(known.observations.next_takeover(now));
         };
         let take_at = self.take_at(known, ahead, now);
         if now < take_at {
@@ -273,7 +274,8 @@ impl NatsPlace {
                 // A free record shows by the server's timestamp how long it has been free, also before we first saw it.
                 // A lock with holders does not: its record changes with every renewal.
                 let server_time = self.inner.lineage().server_time(now);
-                let age = known.time.filter(|_| free).map(|time| server_time.saturating_sub(time));
+                let age =
+                    known.timestamp.filter(|_| free).map(|time| server_time.saturating_sub(time));
                 now - Duration::from_nanos(age.unwrap_or_default())
             }
         };
@@ -329,7 +331,7 @@ impl NatsPlace {
     /// then removes the deletion marker; if that fails, the marker stays until a later claim sweeps the queue.
     async fn remove_ticket(&self, until: ApiDeadline) -> Result<()> {
         let (api, ticket) = (&self.inner.api, self.ticket_subject());
-        let Some(found) = api.last(&self.inner.stream, &ticket, until).await? else {
+        let Some(found) = api.last_message(&self.inner.stream, &ticket, until).await? else {
             return Ok(());
         };
         if found.value.is_some() {
