@@ -441,7 +441,7 @@ fn clock_behind_error(slot: Slot, later: Slot, by: Option<&Identity>) -> Error {
 
 fn still_running_error(by: Option<&Identity>) -> Error {
     let (periods, by) = (once::MARK_KEYS_PER_NAME, runner_name(by));
-    let message = format!("the run of a slot {periods} periods ago has not ended: held by {by}");
+    let message = format!("a run that was started {periods} periods ago is still running: held by {by}");
     Error::new(ErrorKind::Contention, message)
 }
 

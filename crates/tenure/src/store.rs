@@ -290,7 +290,7 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
 pub trait Place: fmt::Debug + Send {
     /// Waits for the grant, for at most `limit`.
     ///
-    /// [`Waited::Granted`]: the place is used up. [`Waited::Still`]: the limit has passed and the claim keeps its
+    /// [`Waited::Granted`]: the place is used up. [`Waited::StillQueued`]: the limit has passed and the claim keeps its
     /// position; call again. [`Waited::Gone`]: the place no longer exists; claim again.
     ///
     /// # Errors
@@ -695,7 +695,7 @@ pub struct KeyState {
 pub struct HolderState {
     /// Identity of the holder, if the store knows it.
     pub by: Option<Identity>,
-    /// Fencing token of the hold; [`FencingToken::NONE`] without [`Capabilities::names`] or
+    /// Fencing token of the hold; [`FencingToken::NONE`] without [`Capabilities::identities`] or
     /// [`Capabilities::ordered_tokens`].
     pub token: FencingToken,
     /// Time since the grant.
@@ -756,7 +756,7 @@ impl fmt::Debug for Handle {
 
 /// Returns the error for an operation that a store does not support; `what` completes "this store cannot …".
 pub fn unsupported(store: &dyn Store, what: &str) -> Error {
-    Error::new(ErrorKind::Unsupported, format!("this store cannot {what}: choose another"))
+    Error::new(ErrorKind::Unsupported, format!("this store cannot {what}: use another store"))
         .at(store)
 }
 

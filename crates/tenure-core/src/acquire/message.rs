@@ -98,7 +98,7 @@ pub enum AcquireCommand {
     },
     /// Return this answer to the caller.
     Answer(AcquireAnswer),
-    /// The machine has ended; no command follows. After [`Answer::Acquired`] the keeper is responsible for the hold.
+    /// The machine has ended; no command follows. After [`AcquireAnswer::Acquired`] the keeper is responsible for the hold.
     Finish,
 }
 

@@ -145,7 +145,7 @@ pub async fn time_round_trips<F: Future<Output = Result<()>>>(
 /// Finding about the latency of some round trips.
 pub fn latency(took: &[Duration]) -> Finding {
     let median = took[took.len() / 2];
-    let detail = format!("{median:.2?} (median of {})", took.len());
+    let detail = format!("{} (median of {})", rounded(median), took.len());
     // A request may take a quarter of the ttl, and a failed one is repeated. Fewer than ten round trips in that quarter
     // leave too few retries.
     let needed = median * 40;
@@ -226,7 +226,7 @@ fn describe_capabilities(can: &Capabilities) -> String {
         found.collect::<Vec<_>>().join(", ")
     };
     let (can, cannot) = (words(true), words(false));
-    if cannot.is_empty() { can } else { format!("{can}; not: {cannot}") }
+    if cannot.is_empty() { can } else { format!("{can}; not supported: {cannot}") }
 }
 
 #[cfg(test)]

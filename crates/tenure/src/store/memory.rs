@@ -126,7 +126,7 @@ impl Store for MemoryStore {
 
     async fn resume(&self, key: &Key, handle: &Handle) -> Result<Box<dyn Hold>> {
         let (space, token) = parse_handle(handle).ok_or_else(|| {
-            Error::new(ErrorKind::Invalid, "this is not a handle of a memory store")
+            Error::new(ErrorKind::Invalid, "not a handle of a memory store")
                 .on(key)
                 .at(self)
         })?;

@@ -219,7 +219,7 @@ impl Store for LockServerStore {
             return Err(self.unsupported("keep a hold without its process").on(key));
         }
         let (space, token) = hold::parse_handle(handle).ok_or_else(|| {
-            let message = "this is not a handle of a lock server";
+            let message = "not a handle of a lock server: give the handle that `tenure acquire` printed";
             Error::new(ErrorKind::Invalid, message).on(key).at(self)
         })?;
         Ok(Box::new(ServerHold::resumed(Arc::clone(&self.0), key.clone(), space, token)))
@@ -337,7 +337,7 @@ impl Store for LockServerStore {
         }
         if !self.capabilities().evict {
             let what =
-                "break a hold unless its server asks for a token (tenure serve --auth-token-file)";
+                "break a hold unless its server requires an auth token (tenure serve --auth-token-file)";
             return Err(self.unsupported(what).on(key));
         }
         let reason: String = reason.chars().filter(|c| !c.is_control()).take(50).collect();

@@ -147,7 +147,7 @@ impl EtagBucket {
     fn object(&self, name: &str) -> Result<String, BucketError> {
         if name.split('/').any(|part| matches!(part, "." | "..")) {
             let what =
-                "a key with the parts . or .. cannot be the name of an object here: choose another";
+                "a key with the parts . or .. cannot be the name of an object here: use another key";
             return Err(BucketError::Unnameable(what.to_owned()));
         }
         Ok(format!("{}/{}", self.base, encode(name, b"/")))

@@ -92,7 +92,7 @@ async fn conditions(
     let mut findings = vec![match winners.len() {
         1 => Finding::ok("create race", format!("of {RACERS} at once, one won")),
         n => Finding::failed("create race", format!("of {RACERS} at once, {n} won"))
-            .advise("this store ignores conditions: locks on it exclude no client; choose another"),
+            .advise("this store ignores conditions: locks on it exclude no client; use another store"),
     }];
     let Some(first) = winners.first() else { return Ok(findings) };
     let read = inner.bucket.read(name, None, until).await?;
@@ -100,7 +100,7 @@ async fn conditions(
         let detail = "an object that was just written is not there";
         findings.push(
             Finding::failed("consistency", detail)
-                .advise("reads must show the last write: choose another store"),
+                .advise("reads must show the last write: use another store"),
         );
         return Ok(findings);
     };
@@ -125,7 +125,7 @@ async fn conditions(
         }
         (SwapResult::Won(_), SwapResult::Won(_)) => {
             Finding::failed("replacing", "a write at an old version is accepted").advise(
-                "this store ignores conditions: locks on it exclude no client; choose another",
+                "this store ignores conditions: locks on it exclude no client; use another store",
             )
         }
     });

@@ -60,7 +60,7 @@ impl Options {
         let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
         let letter = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
         if bucket.is_empty() || bucket.len() > 222 || !bucket.bytes().all(letter) {
-            return Err(invalid(cloud, "a bucket's name has letters, digits, -, _ and ."));
+            return Err(invalid(cloud, &format!("write {}://BUCKET/PREFIX, where a bucket's name has only letters, digits, -, _ and .", cloud.scheme())));
         }
         let prefix = prefix.trim_end_matches('/');
         let valid = |part: &str| !matches!(part, "" | "." | "..");
@@ -129,7 +129,7 @@ impl Options {
             }
             _ => {
                 let known = "bell, poll, look, endpoint, region, account and anonymous";
-                return Err(invalid(cloud, &format!("an object store has the options {known}")));
+                return Err(invalid(cloud, &format!("unknown option; the options are {known}")));
             }
         }
         Ok(())

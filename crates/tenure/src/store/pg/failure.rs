@@ -32,7 +32,7 @@ pub(crate) fn explain(error: tokio_postgres::Error, stage: RequestStage) -> Erro
         ),
         None => match stage {
             RequestStage::Connecting => {
-                (ErrorKind::Unavailable, "cannot connect: is the server up?")
+                (ErrorKind::Unavailable, "cannot connect (is the server up?)")
             }
             RequestStage::Asking => {
                 (ErrorKind::Unknown, "the connection broke before the answer came")

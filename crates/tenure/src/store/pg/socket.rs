@@ -105,7 +105,7 @@ pub(super) async fn connect(
 ) -> Result<(Client, PgDriver, Arc<SocketHandle>)> {
     let config = &settings.config;
     let unreachable = |error: io::Error| {
-        Error::new(ErrorKind::Unavailable, "cannot connect: is the server up?").because(error)
+        Error::new(ErrorKind::Unavailable, "cannot connect (is the server up?)").because(error)
     };
     let port = config.get_ports().get(nth).or(config.get_ports().first()).copied().unwrap_or(5432);
     let host = config.get_hosts().get(nth);

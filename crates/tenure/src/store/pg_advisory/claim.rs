@@ -78,7 +78,7 @@ impl ClaimState {
             Mode::Exclusive => false,
             Mode::Shared => true,
             Mode::Slot { .. } => {
-                let message = "advisory locks support no semaphores: choose another store";
+                let message = "advisory locks do not support semaphores: use another store";
                 return Err(Error::new(ErrorKind::Unsupported, message));
             }
         };

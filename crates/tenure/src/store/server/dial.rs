@@ -143,7 +143,7 @@ impl Dialer {
             biased;
             made = attempt => made,
             () = self.clock.sleep_until(until) => {
-                let message = format!("cannot connect to {address} in time: is the server up?");
+                let message = format!("cannot connect to {address} in time (is the server up?)");
                 Err(Error::new(ErrorKind::Unavailable, message))
             }
         }
@@ -155,7 +155,7 @@ impl Dialer {
         stream: impl Future<Output = io::Result<TcpStream>>,
     ) -> Result<Arc<Connection>> {
         let cannot = |error: io::Error| {
-            let message = format!("cannot connect to {address}: is the server up?");
+            let message = format!("cannot connect to {address} (is the server up?)");
             Error::new(ErrorKind::Unavailable, message).because(error)
         };
         let stream = stream.await.map_err(cannot)?;

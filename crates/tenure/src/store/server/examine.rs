@@ -108,9 +108,9 @@ fn durability(durable: bool) -> Finding {
     }
     Finding::warning(
         "data directory",
-        "none: a restart loses all holds, and fencing tokens grow only as the server's wall clock does",
+        "none: a restart drops all holds, and fencing tokens are ordered only if the server's clock is not set back",
     )
-    .advise("start it with --data-dir DIR")
+    .advise("start the server with --data-dir DIR")
 }
 
 fn tokens(protocol: Protocol, options: &Options) -> Finding {
@@ -135,10 +135,10 @@ fn tokens(protocol: Protocol, options: &Options) -> Finding {
 fn encryption(options: &Options) -> Finding {
     match (options.tls, is_local(options)) {
         (true, _) => Finding::ok("encryption", "TLS"),
-        (false, true) => Finding::ok("encryption", "none, within this host"),
+        (false, true) => Finding::ok("encryption", "none: the connection stays within this host"),
         (false, false) => {
-            Finding::warning("encryption", "none: an eavesdropper can read tokens and claim locks")
-                .advise("start it with --tls-cert and --tls-key, and name it with tenures://")
+            Finding::warning("encryption", "none: an eavesdropper can read tokens and acquire locks")
+                .advise("start the server with --tls-cert and --tls-key, and use tenures:// in the URL")
         }
     }
 }
@@ -149,13 +149,13 @@ fn authentication(asked: bool, options: &Options) -> Finding {
             Finding::ok("authentication", "the server requires an auth token, and accepted ours")
         }
         (false, true) => {
-            Finding::ok("authentication", "none: every process on this host can claim")
+            Finding::ok("authentication", "none: every process on this host can acquire locks")
         }
         (false, false) => Finding::warning(
             "authentication",
-            "none: every client that reaches the server can claim",
+            "none: every client that reaches the server can acquire locks",
         )
-        .advise("start it with --auth-token-file FILE, or with --tls-client-ca"),
+        .advise("start the server with --auth-token-file FILE, or with --tls-client-ca"),
     }
 }
 
