@@ -9,6 +9,7 @@ use tenure_core::once::{self, Period, SlotStatus};
 pub use tenure_core::once::Slot;
 
 use crate::guard::Guard;
+use crate::store::examine::in_whole_units;
 use crate::store::{DurableNotes, Identity, KeySpace};
 use crate::{Client, Error, ErrorKind, LockRequest, Result};
 
@@ -433,15 +434,17 @@ fn clock_behind_error(slot: Slot, later: Slot, by: Option<&Identity>) -> Error {
     let ahead = later.begins().saturating_sub(slot.begins());
     let by = runner_name(by);
     let message = format!(
-        "a slot that begins {ahead:.1?} later was run by {by}: the clock of this host is behind, or the clock of the \
-         other host is ahead; nothing was run"
+        "a slot that begins {} later was run by {by}: the clock of this host is behind, or the clock of the \
+         other host is ahead; nothing was run",
+        in_whole_units(ahead)
     );
     Error::new(ErrorKind::Invalid, message)
 }
 
 fn still_running_error(by: Option<&Identity>) -> Error {
     let (periods, by) = (once::MARK_KEYS_PER_NAME, runner_name(by));
-    let message = format!("a run that was started {periods} periods ago is still running: held by {by}");
+    let message =
+        format!("a run that was started {periods} periods ago is still running: held by {by}");
     Error::new(ErrorKind::Contention, message)
 }
 

@@ -145,7 +145,7 @@ pub async fn time_round_trips<F: Future<Output = Result<()>>>(
 /// Finding about the latency of some round trips.
 pub fn latency(took: &[Duration]) -> Finding {
     let median = took[took.len() / 2];
-    let detail = format!("{} (median of {})", rounded(median), took.len());
+    let detail = format!("{median:.1?} (median of {})", took.len());
     // A request may take a quarter of the ttl, and a failed one is repeated. Fewer than ten round trips in that quarter
     // leave too few retries.
     let needed = median * 40;
@@ -170,6 +170,17 @@ pub fn error_chain(error: &(dyn StdError + 'static)) -> String {
         cause = next.source();
     }
     text
+}
+
+/// A duration in the largest unit that divides it, for messages: `24h`, `90m`, `45s`.
+pub(crate) fn in_whole_units(duration: Duration) -> String {
+    match duration.as_secs() {
+        _ if duration.subsec_nanos() > 0 => format!("{duration:.1?}"),
+        0 => "0s".to_owned(),
+        seconds if seconds % 3_600 == 0 => format!("{}h", seconds / 3_600),
+        seconds if seconds % 60 == 0 => format!("{}m", seconds / 60),
+        seconds => format!("{seconds}s"),
+    }
 }
 
 async fn probe<S: Store + ?Sized>(store: &S) -> Result<()> {
@@ -261,6 +272,19 @@ mod tests {
         let slow = latency(&[Duration::from_millis(500); 5]);
         assert_eq!(slow.level, FindingLevel::Warning);
         assert!(slow.advice.as_ref().is_some_and(|advice| advice.contains("21s")), "{slow:?}");
+    }
+
+    #[test]
+    fn durations_are_printed_in_the_largest_whole_unit() {
+        for (duration, text) in [
+            (Duration::ZERO, "0s"),
+            (Duration::from_millis(1_500), "1.5s"),
+            (Duration::from_secs(45), "45s"),
+            (Duration::from_secs(5_400), "90m"),
+            (Duration::from_secs(86_400), "24h"),
+        ] {
+            assert_eq!(in_whole_units(duration), text);
+        }
     }
 
     #[test]

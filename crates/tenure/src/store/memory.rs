@@ -4,6 +4,8 @@
 //! locks. It is no substitute for tests against another store.
 
 mod claim;
+mod hold;
+mod place;
 mod state;
 
 use std::collections::HashMap;
@@ -15,7 +17,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tenure_core::{FencingToken, Key, Time};
 
-use self::claim::{MemoryHold, parse_handle};
+use self::hold::{MemoryHold, parse_handle};
 use self::state::MemoryShared;
 use super::{
     Answer, Capabilities, Claim, Handle, Handoff, Hold, KeySpace, KeyState, Liveness, QueueKind,
@@ -126,9 +128,7 @@ impl Store for MemoryStore {
 
     async fn resume(&self, key: &Key, handle: &Handle) -> Result<Box<dyn Hold>> {
         let (space, token) = parse_handle(handle).ok_or_else(|| {
-            Error::new(ErrorKind::Invalid, "not a handle of a memory store")
-                .on(key)
-                .at(self)
+            Error::new(ErrorKind::Invalid, "not a handle of a memory store").on(key).at(self)
         })?;
         let claim = self.0.read(|state, now| {
             // Without a limit: the hold of this handle may be the last of a large semaphore.

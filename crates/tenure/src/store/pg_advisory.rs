@@ -23,6 +23,7 @@ mod claim;
 mod hold;
 mod inspect;
 mod pair;
+mod place;
 mod session;
 mod shared;
 mod sql;

@@ -16,6 +16,7 @@ mod examine;
 mod hold;
 mod inspect;
 mod options;
+mod place;
 mod plain;
 #[cfg(feature = "tls")]
 mod tls;
@@ -203,7 +204,7 @@ impl Store for LockServerStore {
                 Ok(Answer::Granted(hold::grant(claim_state, token, lease_start)))
             }
             Some(ClaimStage::Waiting) => {
-                Ok(Answer::Queued(Box::new(hold::ServerPlace(claim_state))))
+                Ok(Answer::Queued(Box::new(place::ServerPlace(claim_state))))
             }
             Some(ClaimStage::Busy) => Ok(Answer::Contended(self.0.contended(claim, until).await)),
             Some(ClaimStage::Refused(why)) => Err(at(refusal_error(&why))),
@@ -219,7 +220,8 @@ impl Store for LockServerStore {
             return Err(self.unsupported("keep a hold without its process").on(key));
         }
         let (space, token) = hold::parse_handle(handle).ok_or_else(|| {
-            let message = "not a handle of a lock server: give the handle that `tenure acquire` printed";
+            let message =
+                "not a handle of a lock server: give the handle that `tenure acquire` printed";
             Error::new(ErrorKind::Invalid, message).on(key).at(self)
         })?;
         Ok(Box::new(ServerHold::resumed(Arc::clone(&self.0), key.clone(), space, token)))
@@ -336,8 +338,7 @@ impl Store for LockServerStore {
             return Err(at(Error::new(ErrorKind::Unsupported, message)));
         }
         if !self.capabilities().evict {
-            let what =
-                "break a hold unless its server requires an auth token (tenure serve --auth-token-file)";
+            let what = "break a hold unless its server requires an auth token (tenure serve --auth-token-file)";
             return Err(self.unsupported(what).on(key));
         }
         let reason: String = reason.chars().filter(|c| !c.is_control()).take(50).collect();

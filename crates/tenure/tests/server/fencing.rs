@@ -89,7 +89,8 @@ async fn plain_server_fencing_is_declared_in_capabilities_and_findings() {
         let findings = client.examine(Duration::from_secs(10)).await;
         let of = |what| findings.iter().find(|finding| finding.what == what).expect("a finding");
         assert_eq!(of("fencing tokens").level, verdict);
-        let (can, cannot) = of("abilities").detail.split_once("; not supported: ").expect("not everything");
+        let (can, cannot) =
+            of("abilities").detail.split_once("; not supported: ").expect("not everything");
         let part = if ordered { can } else { cannot };
         assert!(part.contains("ordered fencing tokens"), "{}", of("abilities").detail);
         let guard = client.lock("k").acquire().await.expect("free");

@@ -17,7 +17,8 @@ use super::super::{
     Answer, Claim, Contended, HolderState, Identity, KeySpace, KeyState, Loss, Version, WaiterState,
 };
 use super::MAX_SHOWN_ENTRIES;
-use super::claim::{ClaimState, answer};
+use super::claim::ClaimState;
+use super::place::answer;
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// State that the clones of a store share.

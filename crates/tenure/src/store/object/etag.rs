@@ -146,8 +146,7 @@ impl EtagBucket {
     /// Address of an object. Names with `.` or `..` as a part are refused: proxies and clients would resolve them.
     fn object(&self, name: &str) -> Result<String, BucketError> {
         if name.split('/').any(|part| matches!(part, "." | "..")) {
-            let what =
-                "a key with the parts . or .. cannot be the name of an object here: use another key";
+            let what = "a key with the parts . or .. cannot be the name of an object here: use another key";
             return Err(BucketError::Unnameable(what.to_owned()));
         }
         Ok(format!("{}/{}", self.base, encode(name, b"/")))

@@ -91,8 +91,9 @@ async fn conditions(
     }
     let mut findings = vec![match winners.len() {
         1 => Finding::ok("create race", format!("of {RACERS} at once, one won")),
-        n => Finding::failed("create race", format!("of {RACERS} at once, {n} won"))
-            .advise("this store ignores conditions: locks on it exclude no client; use another store"),
+        n => Finding::failed("create race", format!("of {RACERS} at once, {n} won")).advise(
+            "this store ignores conditions: locks on it exclude no client; use another store",
+        ),
     }];
     let Some(first) = winners.first() else { return Ok(findings) };
     let read = inner.bucket.read(name, None, until).await?;

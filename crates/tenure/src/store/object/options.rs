@@ -60,7 +60,13 @@ impl Options {
         let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
         let letter = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
         if bucket.is_empty() || bucket.len() > 222 || !bucket.bytes().all(letter) {
-            return Err(invalid(cloud, &format!("write {}://BUCKET/PREFIX, where a bucket's name has only letters, digits, -, _ and .", cloud.scheme())));
+            return Err(invalid(
+                cloud,
+                &format!(
+                    "write {}://BUCKET/PREFIX, where a bucket's name has only letters, digits, -, _ and .",
+                    cloud.scheme()
+                ),
+            ));
         }
         let prefix = prefix.trim_end_matches('/');
         let valid = |part: &str| !matches!(part, "" | "." | "..");

@@ -5,19 +5,19 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use tenure_core::{FencingToken, Random, Time};
 use tokio::sync::{Mutex, OwnedSemaphorePermit};
 use tokio::task::JoinHandle;
 
 use super::hold::AdvisoryHold;
 use super::pair::Pair;
+use super::place::AdvisoryPlace;
 use super::session::{Session, SessionClaim};
 use super::shared::AdvisoryShared;
 use super::sql::{self, ClaimWait, LockSpec};
 use super::tag::Tag;
 use crate::store::pg::failure;
-use crate::store::{Answer, Claim, Grant, LeaseStart, Mode, Place, Waited};
+use crate::store::{Answer, Claim, Grant, LeaseStart, Mode, Waited};
 use crate::{Error, ErrorKind, Key, Result, identity};
 
 /// Time that the answer of a blocking statement may take beyond the end of its wait.
@@ -183,7 +183,7 @@ impl ClaimState {
         }
     }
 
-    async fn wait(self: &Arc<Self>, limit: Duration) -> Result<Waited> {
+    pub(super) async fn wait(self: &Arc<Self>, limit: Duration) -> Result<Waited> {
         let clock = &self.shared.clock;
         let by = clock.now() + limit;
         let mut stage = self.stage.lock().await;
@@ -272,7 +272,7 @@ impl ClaimState {
         }
     }
 
-    async fn abandon(&self, limit: Duration) -> Result<()> {
+    pub(super) async fn abandon(&self, limit: Duration) -> Result<()> {
         let by = self.shared.clock.now() + limit;
         let mut stage = self.stage.lock().await;
         match std::mem::replace(&mut *stage, AdvisoryStage::Released) {
@@ -339,22 +339,5 @@ impl Drop for ClaimState {
 impl fmt::Debug for ClaimState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({}) on {}", self.key, self.spec.pair, self.shared)
-    }
-}
-
-/// A place in the server's queue, or among the local waiters for a session in that queue.
-#[derive(Debug)]
-struct AdvisoryPlace(Arc<ClaimState>);
-
-#[async_trait]
-impl Place for AdvisoryPlace {
-    async fn wait(&mut self, limit: Duration) -> Result<Waited> {
-        let waited = self.0.wait(limit).await;
-        waited.map_err(|error| error.on(&self.0.key).at(&self.0.shared))
-    }
-
-    async fn abandon(&mut self, limit: Duration) -> Result<()> {
-        let left = self.0.abandon(limit).await;
-        left.map_err(|error| error.on(&self.0.key).at(&self.0.shared))
     }
 }

@@ -9,6 +9,7 @@ use tenure_core::Time;
 use super::options::{Address, Options};
 use super::{LockServerStore, Protocol};
 use crate::store::Finding;
+use crate::store::examine::in_whole_units;
 
 /// Name of the check that all addresses lead to one server.
 const ADDRESSES: &str = "addresses";
@@ -38,8 +39,7 @@ pub(super) fn findings(store: &LockServerStore) -> Vec<Finding> {
         let (version, instance) = (&greeting.version, &greeting.instance);
         findings.push(Finding::ok("server", format!("tenure {version}, instance {instance}")));
         findings.push(durability(greeting.durable));
-        let longest = greeting.max_lease;
-        findings.push(Finding::ok("longest ttl", format!("{longest:?}")));
+        findings.push(Finding::ok("longest ttl", in_whole_units(greeting.max_lease)));
     }
     findings.push(tokens(shared.protocol, options));
     findings.push(encryption(options));
@@ -136,10 +136,11 @@ fn encryption(options: &Options) -> Finding {
     match (options.tls, is_local(options)) {
         (true, _) => Finding::ok("encryption", "TLS"),
         (false, true) => Finding::ok("encryption", "none: the connection stays within this host"),
-        (false, false) => {
-            Finding::warning("encryption", "none: an eavesdropper can read tokens and acquire locks")
-                .advise("start the server with --tls-cert and --tls-key, and use tenures:// in the URL")
-        }
+        (false, false) => Finding::warning(
+            "encryption",
+            "none: an eavesdropper can read tokens and acquire locks",
+        )
+        .advise("start the server with --tls-cert and --tls-key, and use tenures:// in the URL"),
     }
 }
 

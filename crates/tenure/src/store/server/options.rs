@@ -165,7 +165,8 @@ impl Options {
 
 impl Address {
     fn parse(text: &str) -> Result<Self> {
-        let bad = || invalid("invalid URL of a lock server: write tenure://HOST or tenure://HOST:PORT");
+        let bad =
+            || invalid("invalid URL of a lock server: write tenure://HOST or tenure://HOST:PORT");
         let (host, port) = match text.strip_prefix('[') {
             Some(rest) => {
                 let (host, rest) = rest.split_once(']').ok_or_else(bad)?;

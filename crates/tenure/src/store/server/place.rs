@@ -1,0 +1,107 @@
+//! A place in a queue of the lock server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tenure_core::wire::{ClaimId, ExtensionRequest, Request};
+
+use super::claim::{ClaimStage, ClaimState};
+use super::connection::{NoReply, OwnedReply};
+use super::hold::{grant, release};
+use super::{Protocol, unexpected_reply, unknown_outcome};
+use crate::Result;
+use crate::store::{LeaseStart, Place, Waited};
+
+/// Time limit of the request for the position in the queue, which is sent when a wait ends without a grant.
+const POSITION_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// A place in a queue of the server.
+#[derive(Debug)]
+pub(super) struct ServerPlace(pub(super) Arc<ClaimState>);
+
+#[async_trait]
+impl Place for ServerPlace {
+    async fn wait(&mut self, limit: Duration) -> Result<Waited> {
+        let claim = &self.0;
+        let mut news = claim.watch();
+        let over = async {
+            let over =
+                |stage: &ClaimStage| !matches!(stage, ClaimStage::Asked | ClaimStage::Waiting);
+            let seen = news.wait_for(|state| over(&state.stage)).await;
+            seen.map_or(ClaimStage::Unclear, |state| state.stage.clone())
+        };
+        let clock = &claim.shared().clock;
+        let stage = tokio::select! {
+            biased;
+            stage = over => stage,
+            () = clock.sleep_until(clock.now() + limit) => ClaimStage::Waiting,
+        };
+        match stage {
+            ClaimStage::Held { token, .. } => {
+                Ok(Waited::Granted(grant(Arc::clone(claim), token, LeaseStart::FromConfirm)))
+            }
+            ClaimStage::Asked | ClaimStage::Waiting => {
+                Ok(Waited::StillQueued { ahead: self.ahead().await })
+            }
+            ClaimStage::Unclear => {
+                Err(unknown_outcome(NoReply::Disconnected).on(&claim.key).at(claim.shared()))
+            }
+            ClaimStage::Busy | ClaimStage::Refused(_) | ClaimStage::Gone | ClaimStage::Lost(_) => {
+                Ok(Waited::Gone)
+            }
+        }
+    }
+
+    async fn abandon(&mut self, limit: Duration) -> Result<()> {
+        let claim = &self.0;
+        let stage = claim.stage();
+        let until = claim.shared().clock.now() + limit;
+        let abandoned = match (claim.shared().protocol, stage) {
+            (_, ClaimStage::Unclear) => Err(unknown_outcome(NoReply::Disconnected)),
+            (
+                Protocol::Extended,
+                ClaimStage::Asked | ClaimStage::Waiting | ClaimStage::Held { .. },
+            ) => {
+                let request =
+                    Request::Extended(ExtensionRequest::Abandon { id: ClaimId(claim.id) });
+                match claim.connection().ask(&request, until).await {
+                    Ok(OwnedReply::Done | OwnedReply::Error(_)) => Ok(()),
+                    Ok(reply) => Err(unexpected_reply(&reply)),
+                    // If the connection has ended, the server has ended the claim as well.
+                    Err(NoReply::Unsent) if !claim.connection().is_open() => Ok(()),
+                    Err(no_reply) => Err(unknown_outcome(no_reply)),
+                }
+            }
+            (Protocol::Plain, ClaimStage::Held { token, .. }) => {
+                let released =
+                    release(claim.connection(), &claim.key, claim.space, token, until).await;
+                released.map(|_| ())
+            }
+            (Protocol::Plain, ClaimStage::Asked | ClaimStage::Waiting) => {
+                claim.connection().close();
+                Ok(())
+            }
+            _ => Ok(()),
+        };
+        abandoned.map_err(|error| error.on(&claim.key).at(claim.shared()))?;
+        claim.set_stage(ClaimStage::Gone);
+        Ok(())
+    }
+}
+
+impl ServerPlace {
+    /// Number of waiters ahead of this one; `None` if the server does not report it.
+    async fn ahead(&self) -> Option<usize> {
+        let claim = &self.0;
+        if claim.shared().protocol == Protocol::Plain {
+            return None;
+        }
+        let request = Request::Extended(ExtensionRequest::Position { id: ClaimId(claim.id) });
+        match claim.connection().ask(&request, claim.shared().clock.now() + POSITION_TIMEOUT).await
+        {
+            Ok(OwnedReply::Number(ahead)) => usize::try_from(ahead).ok(),
+            _ => None,
+        }
+    }
+}
