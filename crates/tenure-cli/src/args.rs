@@ -28,47 +28,47 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Hold the lock NAME while a command runs
     Run(Run),
-    /// Take part in the election of NAME; a command runs while leading
+    /// Take part in the election NAME, and run a command while leading
     Lead(Lead),
-    /// Try once to acquire NAME and keep it held, without a process, until its ttl ends; prints token and handle
+    /// Acquire NAME without waiting, and keep it held after tenure exits, until its ttl ends; prints a token and a handle
     Acquire(Acquire),
-    /// Renew a hold that `acquire` acquired
+    /// Renew a hold of `tenure acquire`
     Renew(Renew),
-    /// Release a hold that `acquire` acquired
+    /// Release a hold of `tenure acquire`
     Release(Release),
-    /// Show holders and waiters
+    /// Show all holders and waiters, one per line
     Status(Status),
-    /// List the names in use, one per line
+    /// List the names in use, one per line, with the number of waiters
     Ls(crate::cmd::ls::Ls),
-    /// Print every change of holders and waiters
+    /// Print each change of holders and waiters as it happens
     Watch(crate::cmd::watch::Watch),
     /// Show the recent events of a name
     History(crate::cmd::history::History),
     /// Show holders and waiters in the terminal, updated continuously
     Top(crate::cmd::top::Top),
-    /// Break a hold of another process
+    /// End the hold of another process by force
     Break(crate::cmd::evict::Break),
     /// Run a command at most once per period across a fleet
     Once(crate::cmd::once::Once),
-    /// Run a command for each job of a queue
+    /// Run a command for each job of a queue in PostgreSQL
     Work(crate::cmd::work::Work),
-    /// Enqueue, inspect and change jobs
+    /// Enqueue, inspect and change jobs of a queue in PostgreSQL
     #[command(subcommand)]
     Job(crate::cmd::job::JobSubcommand),
     /// Print or apply the SQL of the PostgreSQL tables
     Schema(crate::cmd::schema::Schema),
-    /// Probe a store: reachability, latency, guarantees and advice
+    /// Check a store: reachability, latency, guarantees and settings
     Doctor(crate::cmd::doctor::Doctor),
     /// Delete objects that released locks left in a store
     Gc(crate::cmd::gc::Gc),
-    /// Load a store and print rates and percentiles
+    /// Put a store under load, and print rates and latency percentiles
     Bench(crate::cmd::bench::Bench),
     /// Run the lock server
     Serve(Box<crate::cmd::serve::Serve>),
     /// Print the completion script for a shell
     #[command(after_help = exit::PRINT)]
     Completions {
-        /// The shell to print it for
+        /// Shell that the script is for
         shell: Shell,
     },
     /// Print the manual page
@@ -106,8 +106,8 @@ impl Command {
         };
         let named_otherwise = pair.is_some_and(|pair| pair.dsn().is_some());
         (store.is_memory() && !named_otherwise).then(|| {
-            "the store memory: lives in one process, and other processes cannot see what this command holds: use file: \
-             for this host, or a store that all hosts reach (tenure://, postgres://, nats://, s3://, gs://, az://)"
+            "the store `memory:` exists only within one process, and no other process sees its holds; use file: on one \
+             host, or a store that all hosts reach (tenure://, postgres://, nats://, s3://, gs://, az://)"
                 .to_owned()
         })
     }
@@ -120,8 +120,7 @@ pub(crate) struct Run {
     pub(crate) store: StoreUrl,
     #[command(flatten)]
     pub(crate) hold: HoldArgs,
-    /// Send the command this signal (TERM, USR1) when a hand-off is requested: a waiter has asked for the lock. Only on
-    /// stores that report waiters
+    /// Send the command this signal (TERM, USR1) when a waiter requests a hand-off. Only on stores that report waiters
     #[arg(long, value_name = "SIGNAL", value_parser = signal)]
     pub(crate) on_request: Option<Signal>,
     #[command(flatten)]
@@ -175,7 +174,7 @@ pub(crate) struct Lead {
     pub(crate) metrics: crate::health::MetricsArgs,
     #[command(flatten)]
     pub(crate) output: Output,
-    /// The name of the election; omitted if --key1 and --key2 name it
+    /// The name of the election; omitted with --key1 and --key2
     #[arg(required_unless_present = "key1")]
     name: Option<Key>,
     /// The command to run while leading; without a command, every transition is logged. Its environment has the fencing
@@ -283,12 +282,12 @@ const PGLEADERLOCK_DSN_VARIABLE: &str = "PG_DSN";
 pub(crate) struct Acquire {
     #[command(flatten)]
     pub(crate) store: StoreUrl,
-    /// Time that the hold lasts unless renewed
+    /// Time that the hold lasts unless `tenure renew` extends it
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
     pub(crate) ttl: Duration,
     #[command(flatten)]
     pub(crate) identity: IdentityArgs,
-    /// Only test whether the lock can be acquired: release it at once
+    /// Only test whether the lock can be acquired, and release it at once
     #[arg(long)]
     pub(crate) check: bool,
     /// Print JSON
@@ -360,7 +359,8 @@ const DEFAULT_STORE: &str = "file:";
 /// The store, by URL.
 #[derive(Args)]
 pub(crate) struct StoreUrl {
-    /// URL of the store that keeps the holds; by default the file store of this host
+    /// URL of the store: file:[PATH] on this host, tenure://, tenures://, postgres://, postgres+advisory://, nats://,
+    /// s3://, gs:// or az://
     #[arg(
         short,
         long,
@@ -412,13 +412,14 @@ pub(crate) struct HoldArgs {
     /// Fail at once if another process holds the lock
     #[arg(short = 'n', long = "try", conflicts_with = "wait")]
     pub(crate) try_once: bool,
-    /// Wait at most this long; forever by default
+    /// Wait at most this long, such as 500ms, 15s or 1h30m; forever by default
     #[arg(short, long, value_name = "DURATION", value_parser = duration_or_zero)]
     pub(crate) wait: Option<Duration>,
-    /// Time that the hold lasts unless renewed; ignored by the file store, where it lasts as long as the command
+    /// Time that the hold lasts without a renewal; tenure renews it while the command runs. The file store has no leases:
+    /// there, a hold lasts as long as the command
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
     pub(crate) ttl: Duration,
-    /// The longest time to hold the lock: the command is stopped before it ends
+    /// Maximum time to hold the lock; the command receives TERM when only the time of --kill-after is left
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) max_hold: Option<Duration>,
     #[command(flatten)]
@@ -481,7 +482,7 @@ impl IdentityArgs {
 /// Output on stderr while a command runs.
 #[derive(Args, Clone, Copy)]
 pub(crate) struct Output {
-    /// Print nothing except errors
+    /// Print only errors; a lock that another process holds is not an error
     #[arg(short, long)]
     pub(crate) quiet: bool,
     /// Print events as JSON lines on stderr
@@ -492,7 +493,7 @@ pub(crate) struct Output {
 /// The secret of a hold. The environment and stdin keep it out of process lists.
 #[derive(Args)]
 pub(crate) struct HandleArg {
-    /// The handle that `acquire` printed; `-` reads it from stdin
+    /// The handle that `tenure acquire` printed; `-` reads it from stdin
     #[arg(long, value_name = "HANDLE", env = "TENURE_HANDLE", hide_env_values = true)]
     handle: String,
 }
@@ -521,26 +522,46 @@ pub(crate) fn report_usage_error(error: &clap::Error) -> Exit {
             Exit::Success
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            report::print_line("a command is required; `tenure --help` lists them");
+            let message = error.render().to_string();
+            let command = usage(&message).map_or("tenure", command_of_usage);
+            report::print_line(&format!(
+                "a command is required; `{command} --help` lists the commands"
+            ));
             Exit::Usage
         }
         _ => {
-            report::print_line(&one_line(&error.render().to_string()));
+            report::print_line(&one_line(error.kind(), &error.render().to_string()));
             Exit::Usage
         }
     }
 }
 
-/// The first paragraph of clap's message as one line, followed by the usage.
-fn one_line(message: &str) -> String {
+/// The first paragraph of clap's message as one line, followed by the usage or by the command that prints it.
+fn one_line(kind: ErrorKind, message: &str) -> String {
     let paragraph = message.split("\n\n").next().unwrap_or_default();
     let words = paragraph.trim_start_matches("error:").split_whitespace();
     let mut line = words.collect::<Vec<_>>().join(" ");
-    let help = message.lines().rev().find_map(|line| line.trim().strip_prefix("Usage: "));
-    if let Some(usage) = help {
-        let _ = write!(line, "; usage: {usage}");
+    if let Some(usage) = usage(message) {
+        let command = command_of_usage(usage);
+        // For an unknown flag, clap's usage shows a flag that resembles it: of no help if it does not.
+        let _ = match kind {
+            ErrorKind::InvalidSubcommand => write!(line, "; `{command} --help` lists the commands"),
+            ErrorKind::UnknownArgument => write!(line, "; `{command} --help` lists the options"),
+            _ => write!(line, "; usage: {usage}"),
+        };
     }
     line
+}
+
+/// The usage in a message of clap.
+fn usage(message: &str) -> Option<&str> {
+    message.lines().rev().find_map(|line| line.trim().strip_prefix("Usage: "))
+}
+
+/// The command without its arguments: `tenure job` of `tenure job [OPTIONS] <COMMAND>`.
+fn command_of_usage(usage: &str) -> &str {
+    let arguments = usage.find(['<', '[', '-']).unwrap_or(usage.len());
+    usage[..arguments].trim_end()
 }
 
 /// The grammar, for completions and the manual page.
@@ -566,13 +587,22 @@ fn signal(text: &str) -> Result<Signal, String> {
 }
 
 pub(crate) fn duration_or_zero(text: &str) -> Result<Duration, String> {
-    const FORMS: &str = "use 15s, 500ms, 1h30m, or seconds: 15";
+    use humantime::DurationError;
+
+    const FORMS: &str = "use 15s, 500ms, 1h30m, or a number of seconds";
+    const TOO_LARGE: &str = "the number is too large";
     let plain = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     let parsed = if plain {
         let seconds = text.parse().map_err(|_| format!("not a number: {FORMS}"))?;
-        Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+        Duration::try_from_secs_f64(seconds).map_err(|_| TOO_LARGE.to_owned())
     } else {
-        humantime::parse_duration(text).map_err(|error| error.to_string())
+        humantime::parse_duration(text).map_err(|error| match error {
+            DurationError::UnknownUnit { unit, .. } if !unit.is_empty() => {
+                format!("unknown unit `{unit}`")
+            }
+            DurationError::NumberOverflow => TOO_LARGE.to_owned(),
+            _ => "not a duration".to_owned(),
+        })
     };
     parsed.map_err(|error| format!("{error}: {FORMS}"))
 }
@@ -634,13 +664,18 @@ mod tests {
     #[test]
     fn usage_errors_are_reported_in_one_line() {
         let complaint = |line: &[&str]| {
-            one_line(&Arguments::try_parse_from(line).err().unwrap().render().to_string())
+            let error = Arguments::try_parse_from(line).err().unwrap();
+            one_line(error.kind(), &error.render().to_string())
         };
         let missing = complaint(&["tenure", "run", "a"]);
         assert!(missing.contains("required") && missing.contains("<COMMAND>"), "{missing}");
         let bad = complaint(&["tenure", "run", "--ttl", "soon", "a", "true"]);
         assert!(bad.contains("soon") && bad.contains("--ttl") && bad.contains("15s"), "{bad}");
-        for line in [missing, bad] {
+        let flag = complaint(&["tenure", "run", "--tri", "a", "true"]);
+        assert!(flag.ends_with("; `tenure run --help` lists the options"), "{flag}");
+        let command = complaint(&["tenure", "job", "steal"]);
+        assert!(command.ends_with("; `tenure job --help` lists the commands"), "{command}");
+        for line in [missing, bad, flag, command] {
             assert!(!line.contains('\n') && !line.starts_with(' '), "{line:?}");
         }
     }

@@ -151,7 +151,9 @@ pub(crate) fn report_start_error(
                 _ => Exit::CannotExecute,
             };
             let reason = report::os_error_text(&io::Error::from_raw_os_error(*error as i32));
-            (format!("cannot run {program}: {reason}"), exit)
+            let hint =
+                if program.starts_with('-') { "; options of tenure go before NAME" } else { "" };
+            (format!("cannot run {program}: {reason}{hint}"), exit)
         }
     };
     reporter.error(&message);

@@ -61,111 +61,118 @@ impl fmt::Display for Exit {
 pub(crate) const RUN: &str = "\
 Exit codes:
   the command's own  the command ended by itself
-  2                  usage
-  75                 not acquired: held with --try, or the wait timed out
+  2                  invalid arguments
+  75                 not acquired: held by another process, with --try or when --wait ended
   79                 the hold was lost while the command ran; the command was stopped
-  125                tenure failed: the store, the configuration
+  125                tenure failed: an error of the store or the configuration
   126 / 127          the command cannot be executed / was not found
-  128+N              the command died of signal N, or signal N ended the wait";
+  128+N              the command was killed by signal N, or signal N ended the wait";
 
 /// Exit codes in the `--help` of `lead`.
 pub(crate) const LEAD: &str = "\
 Exit codes:
   0                  stopped by TERM or INT while no command ran
   the command's own  the command ended by itself, or by the TERM or INT that was forwarded to it
-  2                  usage
-  75                 the election was abandoned: it cannot be won with these settings
+  2                  invalid arguments
+  75                 the election ended: it cannot be won with these settings
   79                 the leadership was lost, with --no-auto-reacquire
-  125                tenure failed: the store, the configuration
+  125                tenure failed: an error of the store or the configuration
   126 / 127          the command cannot be executed / was not found
-  128+N              the command died of signal N";
+  128+N              the command was killed by signal N";
 
 /// Exit codes in the `--help` of `acquire`.
 pub(crate) const ACQUIRE: &str = "\
 Exit codes:
   0    acquired
   1    not acquired: another process holds the lock
-  2    usage
-  125  tenure failed: the store, the configuration, or a store whose holds end with their process";
+  2    invalid arguments
+  125  tenure failed: an error of the store or the configuration, or a store whose holds end with their process";
 
 /// Exit codes in the `--help` of `renew` and `release`.
 pub(crate) const BY_HANDLE: &str = "\
 Exit codes:
   0    done
-  1    not held, or no longer held, by this handle
-  2    usage
-  125  tenure failed: the store, the configuration";
+  1    the hold of this handle has ended, or the handle belongs to another name
+  2    invalid arguments
+  125  tenure failed: an error of the store or the configuration";
 
 /// Exit codes in the `--help` of `status`.
 pub(crate) const STATUS: &str = "\
 Exit codes:
-  0    held; without NAME: the list was printed
-  2    usage
-  75   free
-  125  tenure failed: the store, the configuration";
+  0    NAME is held; without NAME: the list was printed
+  2    invalid arguments
+  75   NAME is free
+  125  tenure failed: an error of the store or the configuration";
 
-/// Exit codes in the `--help` of `ls`.
+/// Exit codes in the `--help` of `top`.
+pub(crate) const TOP: &str = "\
+Exit codes:
+  0    closed by its user
+  2    invalid arguments
+  125  tenure failed: an error of the store or the configuration, or no terminal";
+
+/// Exit codes in the `--help` of `ls` and `history`.
 pub(crate) const LS: &str = "\
 Exit codes:
   0    the list was printed
-  2    usage
-  125  tenure failed: the store, the configuration";
+  2    invalid arguments
+  125  tenure failed: an error of the store or the configuration";
 
 /// Exit codes in the `--help` of `watch`.
 pub(crate) const WATCH: &str = "\
 Exit codes:
-  0      stopped by TERM or INT, or the reader of the output has closed it
-  2      usage
-  125    tenure failed: the store, the configuration";
+  0    stopped by TERM or INT, or the output was closed
+  2    invalid arguments
+  125  tenure failed: an error of the store or the configuration";
 
 /// Exit codes in the `--help` of `break`.
 pub(crate) const BREAK: &str = "\
 Exit codes:
   0    broken
-  1    not broken: no hold of NAME has, or still has, this token
-  2    usage
-  125  tenure failed: the store, the configuration";
+  1    nothing was broken: NAME has no hold with this token
+  2    invalid arguments
+  125  tenure failed: an error of the store or the configuration";
 
 /// Exit codes in the `--help` of `once`.
 pub(crate) const ONCE: &str = "\
 Exit codes:
-  0                  another process has run the command in this slot, or is running it
+  0                  skipped: another process has run the command in this slot, or is running it
   the command's own  the command was run here, and ended by itself
-  2                  usage
-  75                 the run of a slot 16 periods ago has not ended
+  2                  invalid arguments
+  75                 a run that was started 16 periods ago is still running
   79                 the hold was lost while the command ran; the command was stopped
-  125                tenure failed: the store, the configuration, a wrong clock
+  125                tenure failed: an error of the store or the configuration, or a wrong clock
   126 / 127          the command cannot be executed / was not found
-  128+N              the command died of signal N, or signal N ended the wait";
+  128+N              the command was killed by signal N, or signal N ended the wait";
 
 /// Exit codes in the `--help` of `bench`.
 pub(crate) const BENCH: &str = "\
 Exit codes:
-  0    measured
-  2    usage
-  125  tenure failed: the store, the configuration";
+  0    the measurements were printed
+  2    invalid arguments
+  125  tenure failed: an error of the store or the configuration";
 
 /// Exit codes in the `--help` of `doctor`.
 pub(crate) const DOCTOR: &str = "\
 Exit codes:
   0    no check failed; there may be warnings
   1    a check failed
-  2    usage
+  2    invalid arguments
   125  tenure failed: the store cannot be opened or reached";
 
 /// Exit codes in the `--help` of `gc`.
 pub(crate) const GC: &str = "\
 Exit codes:
   0    done: leftovers were removed, or there were none
-  2    usage
-  125  tenure failed: the store, missing permissions";
+  2    invalid arguments
+  125  tenure failed: an error of the store, or missing permissions";
 
 /// Exit codes in the `--help` of `work`.
 pub(crate) const WORK: &str = "\
 Exit codes:
   0          stopped by INT or TERM, or with --until-empty no job is left
-  2          usage
-  125        tenure failed: the server, missing permissions, a missing or incompatible table
+  2          invalid arguments
+  125        tenure failed: an error of the server, missing permissions, or a missing or incompatible table
   126 / 127  the command cannot be executed / was not found; the job was released";
 
 /// Exit codes in the `--help` of `job`.
@@ -173,28 +180,28 @@ pub(crate) const JOB: &str = "\
 Exit codes:
   0    done
   1    the job does not exist, or its state does not allow the change; nothing was changed
-  2    usage
-  125  tenure failed: the server, missing permissions, a missing or incompatible table";
+  2    invalid arguments
+  125  tenure failed: an error of the server, missing permissions, or a missing or incompatible table";
 
 /// Exit codes in the `--help` of `schema`.
 pub(crate) const SCHEMA: &str = "\
 Exit codes:
   0    printed; with --apply: the tables exist and are compatible
-  2    usage
-  125  tenure failed: the server, missing permissions, an incompatible table";
+  2    invalid arguments
+  125  tenure failed: an error of the server, missing permissions, or an incompatible table";
 
 /// Exit codes in the `--help` of `serve`.
 pub(crate) const SERVE: &str = "\
 Exit codes:
   0    stopped by TERM or INT
-  2    usage
-  125  tenure failed: the address, the certificate, the data directory";
+  2    invalid arguments
+  125  tenure failed: an error of the address, the certificate or the data directory";
 
 /// Exit codes in the `--help` of commands that only print.
 pub(crate) const PRINT: &str = "\
 Exit codes:
   0    printed
-  2    usage
+  2    invalid arguments
   125  the output could not be written";
 
 #[cfg(test)]

@@ -93,6 +93,9 @@ pub(crate) fn listen(address: &str, flag: &str) -> Result<TcpListener, String> {
     let local = address.parse::<u16>().ok().map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
     let addresses: Vec<SocketAddr> = match local {
         Some(local) => vec![local],
+        None if !address.contains(':') => {
+            return Err(format!("{flag}: cannot listen on {address}: give HOST:PORT, or a port"));
+        }
         None => address.to_socket_addrs().map_err(failed)?.collect(),
     };
     TcpListener::bind(&*addresses).map_err(failed)

@@ -86,7 +86,7 @@ impl Fencing {
         match self {
             Self::Ordered => "",
             Self::None => {
-                "holds have no fencing token here: the server does not say whether its numbers are ordered\n"
+                "holds have no fencing token here: the server does not say whether its tokens are ordered\n"
             }
         }
     }
@@ -95,10 +95,10 @@ impl Fencing {
 /// A table of all holders and waiters, one line each.
 pub(crate) fn table(keys: &[KeyState]) -> String {
     let mut rows =
-        vec![["NAME", "KIND", "STATE", "CLIENT", "FOR", "UNTIL", "TOKEN"].map(str::to_owned)];
+        vec![["NAME", "KIND", "STATE", "CLIENT", "FOR", "EXPIRES", "TOKEN"].map(str::to_owned)];
     for key in keys {
         let name = &[key.key.to_string(), kind(key.space).to_owned()];
-        rows.extend(key.holders.iter().map(|holder| held_row(name, key.space, holder)));
+        rows.extend(key.holders.iter().map(|holder| held_row(name, holder)));
         rows.extend(
             key.waiters.iter().enumerate().map(|(i, waiter)| wait_row(name, i + 1, waiter)),
         );
@@ -106,22 +106,18 @@ pub(crate) fn table(keys: &[KeyState]) -> String {
     columns(&rows)
 }
 
-fn held_row([name, kind]: &[String; 2], space: KeySpace, holder: &HolderState) -> [String; 7] {
-    let state = match space {
-        KeySpace::Lock => "held",
-        KeySpace::Semaphore => "slot",
-    };
-    let until = match holder.lease_left {
+fn held_row([name, kind]: &[String; 2], holder: &HolderState) -> [String; 7] {
+    let expires = match holder.lease_left {
         Some(left) => format!("in {}", humanize::span(left)),
-        None => "released".to_owned(),
+        None => "no lease".to_owned(),
     };
     [
         name.clone(),
         kind.clone(),
-        state.to_owned(),
+        "held".to_owned(),
         humanize::identity(holder.by.as_ref()),
         humanize::optional_span(holder.held_for),
-        until,
+        expires,
         humanize::token(holder.token).unwrap_or_else(|| "-".to_owned()),
     ]
 }

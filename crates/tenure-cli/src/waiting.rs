@@ -70,12 +70,18 @@ fn holder(state: &KeyState) -> Option<String> {
 fn line(name: &Key, state: &KeyState, place: Option<usize>) -> String {
     let mut line = format!("waiting for {name}");
     if let Some(first) = state.holders.first() {
-        let _ = write!(line, ": held by {}", humanize::identity(first.by.as_ref()));
+        // The note comes after the duration, which would read as a part of it.
+        let mut by = first.by.clone();
+        let note = by.as_mut().map(|by| std::mem::take(&mut by.note)).unwrap_or_default();
+        let _ = write!(line, ": held by {}", humanize::identity(by.as_ref()));
         if let Some(held) = first.held_for {
             let _ = write!(line, " for {}", humanize::span(Duration::from_secs(held.as_secs())));
         }
         if state.holders.len() > 1 {
             let _ = write!(line, " and {} more", state.holders.len() - 1);
+        }
+        if !note.is_empty() {
+            let _ = write!(line, " ({})", humanize::without_control_chars(&note));
         }
     }
     if let Some(place) = place {

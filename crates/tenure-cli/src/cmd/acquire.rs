@@ -30,7 +30,7 @@ pub(crate) fn run(arguments: &Acquire) -> Exit {
                     }
                     ErrorKind::Unsupported if !arguments.check => {
                         report::print_line(&format!(
-                            "{message}; or hold it while a command runs: tenure run {} -- COMMAND",
+                            "{message}, or hold the lock while a command runs: tenure run {} -- COMMAND",
                             arguments.name()
                         ));
                         Exit::Failed

@@ -138,7 +138,7 @@ impl BenchResult {
     fn table(&self, arguments: &Bench) -> String {
         let keys = arguments.keys.unwrap_or(arguments.clients);
         let mut text = format!(
-            "{} clients, {keys} locks, {:.1} s: {:.0} rounds per second, {} to {} per client\n\nmicroseconds",
+            "{} clients, {keys} locks, {:.1} s: {:.0} rounds (acquire and release) per second; {} to {} rounds per client\n\nmicroseconds",
             arguments.clients,
             self.elapsed.as_secs_f64(),
             self.rate(),

@@ -12,14 +12,14 @@ use crate::args::{StoreUrl, duration};
 use crate::exit::{self, Exit};
 use crate::report;
 
-const STORE: &str = "URL of the store that keeps the holds; by default $TENURE_STORE, or the file store of this host";
+const STORE: &str = "URL of the store; by default $TENURE_STORE, or the file store of this host";
 
 #[derive(Args)]
 #[command(after_help = exit::DOCTOR)]
 pub(crate) struct Doctor {
     #[arg(short, long, value_name = "URL", conflicts_with = "url", help = STORE)]
     store: Option<String>,
-    /// Time limit of the examination
+    /// Time limit for all checks
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]
     timeout: Duration,
     /// Print JSON, one object per line

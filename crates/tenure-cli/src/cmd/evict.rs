@@ -12,8 +12,8 @@ use crate::{humanize, keys, report};
 pub(crate) struct Break {
     #[command(flatten)]
     pub(crate) store: StoreUrl,
-    /// Token of the hold to break, as `status` shows it; 0 for a hold that is shown without a token. If the lock has
-    /// been granted again since, nothing is broken
+    /// Fencing token of the hold to break, as `tenure status` shows it; 0 for a hold that is shown without a token. If the
+    /// lock has been granted again since, nothing is broken
     #[arg(long, value_name = "TOKEN")]
     token: FencingToken,
     /// Reason, written to the logs
@@ -47,13 +47,13 @@ async fn evict(arguments: &Break) -> Result<String> {
     client.store().evict(name, *token, reason).await?;
     client.store().close().await;
     let by = humanize::identity(holder.and_then(|holder| holder.by.as_ref()));
-    let with = humanize::token(*token).map(|token| format!(" with the token {token}"));
-    Ok(format!("{name}: the hold of {by}{} is broken\n", with.unwrap_or_default()))
+    let with = humanize::token(*token).map(|token| format!(", token {token}"));
+    Ok(format!("{name}: broke the hold of {by}{}\n", with.unwrap_or_default()))
 }
 
 fn reason(text: &str) -> Result<String, String> {
     match text.trim() {
-        "" => Err("give a reason: it is written to the logs".to_owned()),
+        "" => Err("give a reason for the logs".to_owned()),
         text => Ok(text.to_owned()),
     }
 }

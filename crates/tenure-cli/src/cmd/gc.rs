@@ -14,7 +14,7 @@ pub(crate) struct Gc {
     #[command(flatten)]
     pub(crate) store: StoreUrl,
     /// Keep objects of locks that were released within this time
-    #[arg(long, value_name = "DURATION", default_value = "1day", value_parser = duration_or_zero)]
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration_or_zero)]
     older_than: Duration,
 }
 

@@ -22,7 +22,7 @@ pub(crate) struct History {
     /// Print an SVG timeline of the holds
     #[arg(long)]
     svg: bool,
-    /// NAME is a semaphore
+    /// Show the semaphore NAME instead of the lock
     #[arg(long)]
     semaphore: bool,
     /// The name of the lock
@@ -53,7 +53,7 @@ async fn events(arguments: &History) -> Result<Vec<HistoryEvent>> {
 
 fn table(events: &[HistoryEvent]) -> String {
     if events.is_empty() {
-        return "no events are recorded for this name\n".to_owned();
+        return "no events of this name are recorded\n".to_owned();
     }
     let mut rows = vec![["AT", "EVENT", "CLIENT", "TOKEN"].map(str::to_owned)];
     rows.extend(events.iter().map(|event| {
@@ -134,7 +134,7 @@ fn timeline_svg(events: &[HistoryEvent], name: &str, now: SystemTime) -> String 
         let hue = held.by.map_or(0, |by| {
             by.id.bytes().fold(7_u32, |h, b| h.wrapping_mul(31).wrapping_add(b.into())) % 360
         });
-        let state = if held.end_event.is_empty() { "holds it" } else { held.end_event };
+        let state = if held.end_event.is_empty() { "still held" } else { held.end_event };
         let _ = writeln!(
             svg,
             "<rect x=\"{from:.1}\" y=\"28\" width=\"{:.1}\" height=\"30\" fill=\"hsl({hue},45%,55%)\"><title>{}</title></rect>",
@@ -195,7 +195,7 @@ mod tests {
         assert_eq!((holds[0].to, holds[0].end_event), (Some(events[2].at), "broken"));
         assert_eq!(holds[1].to, None);
         let svg = timeline_svg(&events, "a&b", SystemTime::UNIX_EPOCH + Duration::from_secs(5));
-        assert!(svg.contains("&lt;b&gt;, holds it") && svg.contains("a&amp;b:"), "{svg}");
+        assert!(svg.contains("&lt;b&gt;, still held") && svg.contains("a&amp;b:"), "{svg}");
         assert_eq!(svg.matches("<rect").count(), 4, "background, two holds, one bad end");
     }
 }

@@ -26,7 +26,7 @@ pub(crate) enum JobSubcommand {
     /// Show one job, with its payload and its last error
     #[command(after_help = exit::JOB)]
     Show(JobIdArgs),
-    /// Make failed or delayed jobs claimable at once, with all their attempts
+    /// Make failed or delayed jobs claimable at once; their attempts are counted from zero again
     #[command(after_help = exit::JOB)]
     Retry(JobIdsArgs),
     /// Cancel open jobs; the command of a running job is stopped at its next heartbeat
@@ -45,7 +45,7 @@ pub(crate) struct QueueArgs {
     /// Print JSON, one object per line
     #[arg(long)]
     json: bool,
-    /// The queue: the name of its table
+    /// Name of the queue, which is the name of its table
     queue: String,
 }
 
@@ -60,12 +60,12 @@ pub(crate) struct Add {
     #[arg(long, value_name = "N", default_value = "0", allow_negative_numbers = true)]
     priority: i32,
     /// Time before which the job is not claimed
-    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = duration_or_zero)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration_or_zero)]
     delay: Duration,
-    /// Number of attempts before the job fails
+    /// Maximum number of attempts, after which the job fails
     #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u32).range(1..))]
     max_attempts: u32,
-    /// Key of which at most one job is open at a time; if there is one already, its id is printed
+    /// At most one job with this key is open at a time; if there is one already, its id is printed and no job is added
     #[arg(long, value_name = "KEY")]
     unique_key: Option<String>,
 }
@@ -106,7 +106,7 @@ pub(crate) struct JobIdsArgs {
 pub(crate) struct Cancel {
     #[command(flatten)]
     jobs: JobIdsArgs,
-    /// Reason, written to the job's error
+    /// Reason, shown as the error of the job
     #[arg(long, value_name = "TEXT", default_value = "cancelled by hand")]
     reason: String,
 }
@@ -134,7 +134,7 @@ pub(crate) fn run(command: &JobSubcommand) -> Exit {
 impl QueueArgs {
     async fn connect(&self) -> Result<Queue, Exit> {
         let Some(url) = self.store.postgres_url() else {
-            report::print_line("jobs need PostgreSQL: name it with --store postgres://…");
+            report::print_line("jobs need PostgreSQL: give its URL with --store postgres://…");
             return Err(Exit::Usage);
         };
         let options = Options::default().connections(1);

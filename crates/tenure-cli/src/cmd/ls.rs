@@ -48,7 +48,7 @@ pub(crate) fn run(arguments: &Ls) -> Exit {
 
 /// A table with one line per key.
 fn table(keys: &[KeyState]) -> String {
-    let titles = ["NAME", "KIND", "HELD", "BY", "FOR", "WAITING", "OLDEST"];
+    let titles = ["NAME", "KIND", "HELD", "BY", "FOR", "WAITING", "LONGEST WAIT"];
     let mut rows = vec![titles.map(str::to_owned)];
     rows.extend(keys.iter().map(|key| {
         let first = key.holders.first();

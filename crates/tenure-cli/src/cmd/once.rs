@@ -24,19 +24,19 @@ use crate::supervise::{ChildOutcome, HandoffAction};
 pub(crate) struct Once {
     #[command(flatten)]
     pub(crate) store: StoreUrl,
-    /// Run once in each period of this length, counted from midnight UTC of 1 January 1970
+    /// Run once in each period of this length; periods are counted from midnight UTC of 1 January 1970
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     per: Option<Duration>,
-    /// Run once in the slot of this name, such as a date
+    /// Run once in the slot with this name, such as a date
     #[arg(long, value_name = "TEXT")]
     slot: Option<String>,
     /// Time that a named slot is remembered; a period's slot is remembered for two periods
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration, conflicts_with = "per")]
     keep: Duration,
-    /// Let another process run it in the same slot if the command fails or tenure is killed
+    /// Allow another run in the same slot if the command fails or tenure is killed
     #[arg(long)]
     retry: bool,
-    /// With --retry: time without a renewal after which a run counts as dead
+    /// With --retry: time without a renewal after which another process may run the command
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
     ttl: Duration,
     /// Identity shown to other clients; host:pid:nonce by default
@@ -184,9 +184,9 @@ impl Once {
             Err(_) if exit == Exit::Lost => exit,
             Err(error) => {
                 let consequence = if self.retry {
-                    "another process may run it again in this slot"
+                    "another process may run the command again in this slot"
                 } else {
-                    "it was run"
+                    "the command was run"
                 };
                 reporter.error(&format!("{}; {consequence}", report::chain(&error)));
                 if done { Exit::Failed } else { exit }
@@ -219,7 +219,10 @@ impl Once {
                 by.note.clear();
             }
             let by = humanize::identity(by.as_ref());
-            reporter.error(&format!("{} was already run in slot {slot}, by {by}", self.name));
+            reporter.error(&format!(
+                "{} was already started in slot {slot}, by {by}; skipped",
+                self.name
+            ));
         }
     }
 }

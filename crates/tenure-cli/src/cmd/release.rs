@@ -1,4 +1,4 @@
-//! `tenure release`: releases a hold that `acquire` acquired.
+//! `tenure release`: releases a hold of `tenure acquire`.
 
 use crate::args::Release;
 use crate::exit::Exit;

@@ -1,4 +1,4 @@
-//! `tenure renew`: renews a hold that `acquire` acquired.
+//! `tenure renew`: renews a hold of `tenure acquire`.
 
 use tenure::ErrorKind;
 
@@ -25,7 +25,10 @@ pub(super) fn exit_for_handle(outcome: tenure::Result<()>) -> Exit {
     match outcome {
         Ok(()) => Exit::Success,
         Err(error) if matches!(error.kind(), ErrorKind::NotHeld | ErrorKind::Lost) => {
-            report::print_line(&report::chain(&error));
+            let message = report::chain(&error);
+            report::print_line(&format!(
+                "{message}; check the name and the handle, or acquire the lock again"
+            ));
             Exit::Held
         }
         Err(error) => super::report_error(&error),

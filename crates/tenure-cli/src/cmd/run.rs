@@ -180,7 +180,7 @@ impl RunSession<'_> {
             return Ok(());
         }
         self.reporter.error(&format!(
-            "{name} is already held by an enclosing tenure command, which would wait for itself: use another name"
+            "{name} is already held by an enclosing tenure command, so this one would wait forever: use another name"
         ));
         Err(Exit::Failed)
     }

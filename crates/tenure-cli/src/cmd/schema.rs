@@ -62,7 +62,9 @@ pub(crate) fn run(arguments: &Schema) -> Exit {
         // Printing needs no server: without a URL, the SQL has the default table names.
         None if !arguments.apply => PgLeaseStore::open("postgres://"),
         None => {
-            report::print_line("only PostgreSQL has a schema: name it with --store postgres://…");
+            report::print_line(
+                "only PostgreSQL has a schema: give its URL with --store postgres://…",
+            );
             return Exit::Usage;
         }
     };

@@ -35,7 +35,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "PORT", env = "DFLOCKD_PORT", default_value_t = 6388)]
     port: u16,
     /// Lease granted to clients that do not request one
-    #[arg(long, value_name = "DURATION", env = "DFLOCKD_DEFAULT_LEASE_TTL_S", default_value = "33", value_parser = whole_seconds)]
+    #[arg(long, value_name = "DURATION", env = "DFLOCKD_DEFAULT_LEASE_TTL_S", default_value = "33s", value_parser = whole_seconds)]
     default_lease_ttl: Duration,
     /// The longest lease; longer requests are shortened
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = whole_seconds)]
@@ -47,18 +47,18 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "DURATION", env = "DFLOCKD_GC_LOOP_SLEEP", value_parser = duration, hide = true)]
     gc_interval: Option<Duration>,
     /// Time that an idle key is remembered
-    #[arg(long, value_name = "DURATION", env = "DFLOCKD_GC_MAX_UNUSED_TIME", default_value = "60", value_parser = duration_or_zero)]
+    #[arg(long, value_name = "DURATION", env = "DFLOCKD_GC_MAX_UNUSED_TIME", default_value = "60s", value_parser = duration_or_zero)]
     gc_max_idle: Duration,
     #[command(flatten)]
     limits: Limits,
-    /// Time limit for reading a line, from its first byte; 0 for no limit
-    #[arg(long, value_name = "DURATION", env = "DFLOCKD_READ_TIMEOUT_S", default_value = "23", value_parser = duration_or_zero)]
+    /// Time limit for reading a request line, from its first byte; 0 for no limit
+    #[arg(long, value_name = "DURATION", env = "DFLOCKD_READ_TIMEOUT_S", default_value = "23s", value_parser = duration_or_zero)]
     read_timeout: Duration,
     /// Time limit for a client to read a reply; 0 for no limit
-    #[arg(long, value_name = "DURATION", env = "DFLOCKD_WRITE_TIMEOUT_S", default_value = "5", value_parser = duration_or_zero)]
+    #[arg(long, value_name = "DURATION", env = "DFLOCKD_WRITE_TIMEOUT_S", default_value = "5s", value_parser = duration_or_zero)]
     write_timeout: Duration,
     /// Time to wait for clients to disconnect when the server is stopped
-    #[arg(long, value_name = "DURATION", env = "DFLOCKD_SHUTDOWN_TIMEOUT_S", default_value = "30", value_parser = duration_or_zero)]
+    #[arg(long, value_name = "DURATION", env = "DFLOCKD_SHUTDOWN_TIMEOUT_S", default_value = "30s", value_parser = duration_or_zero)]
     shutdown_timeout: Duration,
     /// Release the holds of a connection when it closes
     #[arg(long, value_name = "BOOL", env = "DFLOCKD_AUTO_RELEASE_ON_DISCONNECT", default_value = "true",
@@ -88,13 +88,13 @@ struct Limits {
     /// Maximum number of connections; 0 for as many as the limit of open files allows
     #[arg(long, value_name = "N", env = "DFLOCKD_MAX_CONNECTIONS", default_value_t = 0)]
     max_connections: usize,
-    /// Maximum number of connections from one address; 0 for three quarters of all
+    /// Maximum number of connections from one address; 0 for three quarters of --max-connections
     #[arg(long, value_name = "N", default_value_t = 0)]
     max_connections_per_peer: usize,
     /// Maximum number of waiters per key; 0 for a million
     #[arg(long, value_name = "N", env = "DFLOCKD_MAX_WAITERS", default_value_t = 0)]
     max_waiters: usize,
-    /// Maximum length of a line
+    /// Maximum length of a request line
     #[arg(long, value_name = "BYTES", default_value_t = 256, value_parser = clap::value_parser!(u32).range(64..=65_536))]
     max_line: u32,
     /// Maximum number of bytes that a client may send ahead of the replies
@@ -109,14 +109,14 @@ struct Limits {
 #[derive(Args)]
 #[expect(clippy::struct_field_names, reason = "the flag is --data-dir")]
 struct Data {
-    /// Directory to which holds are written, so that they outlive the server
+    /// Directory to which holds are written, so that they survive a restart of the server
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Start although files of the data directory are missing or damaged: drops all holds and waits for the longest
-    /// lease
+    /// Start although files of the data directory are missing or damaged. Drops all holds, and grants nothing until the
+    /// longest lease has passed
     #[arg(long, requires = "data_dir")]
     accept_loss: bool,
-    /// Grant only fencing numbers above this one
+    /// Grant only fencing tokens above this number
     #[arg(long, value_name = "N", requires = "data_dir", default_value_t = 0)]
     fence_floor: u64,
 }
@@ -127,7 +127,7 @@ struct PageArgs {
     /// Serve a status page, /metrics, /livez and /readyz on this address, such as 127.0.0.1:8388
     #[arg(long, value_name = "ADDR")]
     http: Option<String>,
-    /// Also show the holders of this store on the page. May be given several times. With `?queue=TABLE` in a postgres:
+    /// Also show the holders of this store on the status page. May be given several times. With `?queue=TABLE` in a postgres:
     /// URL, show the jobs of that queue. The store is read only while the page is open in a browser
     #[arg(long, value_name = "URL", requires = "http")]
     watch: Vec<String>,
@@ -154,7 +154,9 @@ impl PageArgs {
             ));
         }
         if exposed {
-            report::print_line("the page is served without TLS: put a TLS proxy in front of it");
+            report::print_line(
+                "the status page is served without TLS: put a TLS proxy in front of it",
+            );
         }
         Ok(Some((listener, exposed)))
     }
@@ -176,7 +178,7 @@ impl PageArgs {
         let host = host.map(|(host, _)| host.to_owned()).unwrap_or_default();
         let options = http::HttpOptions { listener, handle, auth_required, host, watched };
         http::start(options).map_err(failed)?;
-        report::print_line(&format!("the page is on http://{address}/"));
+        report::print_line(&format!("status page: http://{address}/"));
         Ok(())
     }
 }
@@ -310,7 +312,7 @@ fn in_memory_engine(settings: Settings, secret: Option<&[u8]>) -> Result<(Engine
     let mut instance = [0; 16];
     getrandom::fill(&mut instance).map_err(|error| format!("cannot get randomness: {error}"))?;
     let engine = Engine::new(settings, secret, u128::from_ne_bytes(instance), clock::wall_micros());
-    let promise = "without --data-dir a restart drops all holds, and fencing numbers are only as reliable as the system clock";
+    let promise = "without --data-dir a restart drops all holds, and fencing tokens are ordered only if the system clock is not set back";
     Ok((engine, promise.to_owned()))
 }
 
@@ -460,8 +462,13 @@ fn is_loopback(address: IpAddr) -> bool {
 }
 
 fn read_secret(path: &Path) -> Result<Vec<u8>, String> {
-    let failed =
-        |error: io::Error| format!("{}: {}", path.display(), report::os_error_text(&error));
+    let failed = |error: io::Error| {
+        format!(
+            "cannot read the auth token in {}: {}",
+            path.display(),
+            report::os_error_text(&error)
+        )
+    };
     let secret = fs::read(path).map_err(failed)?;
     let mode = fs::metadata(path).map_err(failed)?.permissions().mode();
     if mode & 0o007 != 0 {

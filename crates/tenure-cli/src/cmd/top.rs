@@ -20,7 +20,7 @@ use crate::exit::{self, Exit};
 use crate::{humanize, keys, report};
 
 #[derive(Args)]
-#[command(after_help = exit::LS)]
+#[command(after_help = exit::TOP)]
 pub(crate) struct Top {
     #[command(flatten)]
     pub(crate) store: StoreUrl,
@@ -193,7 +193,7 @@ impl Screen {
         let parts = [Constraint::Length(1), Constraint::Min(3), Constraint::Length(height)];
         let [top, middle, bottom] = Layout::vertical(parts).areas(frame.area());
         frame.render_widget(Paragraph::new(self.headline()), top);
-        let titles = ["NAME", "KIND", "HELD BY", "FOR", "LEASE", "WAITING", "OLDEST"];
+        let titles = ["NAME", "KIND", "HELD BY", "FOR", "LEASE", "WAITING", "LONGEST WAIT"];
         let rows = self.keys.iter().map(row);
         let widths = [
             Constraint::Fill(3),

@@ -25,7 +25,7 @@ pub(crate) struct Watch {
     /// Interval between polls; with NAME, stores that push changes are also read at every change
     #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = duration)]
     every: Duration,
-    /// The name of one lock; by default all names in use. A change that is undone between two polls is not seen
+    /// The name of one lock; by default all names in use. A change that is undone between two polls is not printed
     name: Option<Key>,
 }
 
@@ -128,8 +128,8 @@ impl Change<'_> {
         let change = match self.kind {
             ChangeKind::Acquired => "acquired by",
             ChangeKind::Ended => "no longer held by",
-            ChangeKind::Waiting => "waited for by",
-            ChangeKind::Left => "no longer waited for by",
+            ChangeKind::Waiting => "now waiting:",
+            ChangeKind::Left => "no longer waiting:",
         };
         format!("{at} {name}: {change} {by}{token}\n")
     }

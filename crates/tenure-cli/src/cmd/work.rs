@@ -40,7 +40,7 @@ pub(crate) struct Work {
     /// Number of commands to run at once
     #[arg(short, long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=200))]
     concurrency: u16,
-    /// Time that the claim of a job lasts unless renewed; it is renewed five times in that time
+    /// Time that the claim of a job lasts without a renewal; tenure renews it five times in that time
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = duration, allow_hyphen_values = true)]
     lease: Duration,
     /// Exit when no job is left to claim or to retry; jobs whose delay has not passed are left
@@ -52,7 +52,7 @@ pub(crate) struct Work {
     /// The longest pause before a retry
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = duration)]
     retry_max: Duration,
-    /// Time that running commands have after a signal to stop; then they are stopped and their jobs released
+    /// Time that running commands have to finish after tenure is told to stop; then they are stopped and their jobs released
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration_or_zero)]
     grace: Duration,
     /// Time from TERM to KILL when a lease or the grace ends; by default a fifth of the lease, at most 5s
@@ -62,7 +62,7 @@ pub(crate) struct Work {
     metrics: MetricsArgs,
     #[command(flatten)]
     output: Output,
-    /// The queue: the name of its table
+    /// Name of the queue, which is the name of its table
     queue: String,
     /// The command to run, with its arguments. Its stdin is the payload; its environment describes the job in
     /// `TENURE_JOB_ID`, `TENURE_JOB_ATTEMPT` and `TENURE_TOKEN`
@@ -113,7 +113,7 @@ async fn session(arguments: Work, name: Key, stream: UnixStream) -> Exit {
 
 async fn begin(arguments: &Work, stream: UnixStream) -> Result<(Queue, Signals), (String, Exit)> {
     let Some(url) = arguments.store.postgres_url() else {
-        let message = "jobs need PostgreSQL: name it with --store postgres://…";
+        let message = "jobs need PostgreSQL: give its URL with --store postgres://…";
         return Err((message.to_owned(), Exit::Usage));
     };
     let signals = Signals::new(stream).map_err(|error| (error.to_string(), Exit::Failed))?;

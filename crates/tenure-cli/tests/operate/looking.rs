@@ -102,7 +102,7 @@ fn watch_prints_arrivals_and_departures_of_holders_and_waiters() {
     let waits = next(&mut watch);
     assert_eq!((&waits["event"], &waits["pid"]), (&"waiting".into(), &waiter.id().into()));
     assert!(all.line().contains("demo: acquired by"));
-    assert!(all.line().contains("demo: waited for by"));
+    assert!(all.line().contains("demo: now waiting:"));
     drop(waiter);
     assert_eq!(next(&mut watch)["event"], "left");
     drop(holder);

@@ -58,7 +58,7 @@ impl Served {
             let mut line = String::new();
             assert_ne!(stderr.read_line(&mut line).unwrap(), 0, "{}", said.lock().unwrap());
             said.lock().unwrap().push_str(&line);
-            if let Some(rest) = line.split("the page is on ").nth(1) {
+            if let Some(rest) = line.split("status page: ").nth(1) {
                 let rest = rest.trim().trim_start_matches("http://");
                 rest.trim_end_matches('/').clone_into(&mut http);
             }

@@ -102,7 +102,7 @@ fn a_failed_run_is_repeated_only_with_retry() {
         let (code, stderr) = attempt(&scene, &store, &["--retry"], "exit 7");
         assert_eq!(code, Some(0), "{stderr}");
         assert_eq!(stderr.lines().count(), 1);
-        assert!(stderr.contains("was already run in slot 2026-11-15"), "{stderr}");
+        assert!(stderr.contains("was already started in slot 2026-11-15"), "{stderr}");
     }
     let other = served.url.clone();
     let (code, _, _) = scene.outcome(&["once", "-s", &other, "x", "--per", "1h", "--", "false"]);

@@ -338,8 +338,9 @@ impl Store for LockServerStore {
             return Err(at(Error::new(ErrorKind::Unsupported, message)));
         }
         if !self.capabilities().evict {
-            let what = "break a hold unless its server requires an auth token (tenure serve --auth-token-file)";
-            return Err(self.unsupported(what).on(key));
+            let message = "this server does not break holds, because it requires no auth token: stop the holder, or start the \
+                           server with --auth-token-file";
+            return Err(at(Error::new(ErrorKind::Unsupported, message)));
         }
         let reason: String = reason.chars().filter(|c| !c.is_control()).take(50).collect();
         let (number, reason) = (token.number(), reason.as_bytes());

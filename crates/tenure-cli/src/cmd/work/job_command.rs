@@ -89,7 +89,7 @@ impl JobCommand {
             ChildOutcome::Exited(0) => return Ok(()),
             _ if self.running_jobs.is_stopping() => return Err(Failure::released()),
             ChildOutcome::Exited(code) => format!("exit code {code}"),
-            ChildOutcome::Killed { signal, .. } => format!("died of signal {signal}"),
+            ChildOutcome::Killed { signal, .. } => format!("killed by signal {signal}"),
             ChildOutcome::Lost(reason) => format!("{reason}; the command was stopped"),
             ChildOutcome::GuardianDied => {
                 "the guardian was killed; the command was killed with it".to_owned()
