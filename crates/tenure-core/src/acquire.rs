@@ -42,7 +42,7 @@ pub struct AcquireOptions {
 
 /// Longest wait in one request. If the store lost our place, we notice it after at most this time.
 const WAIT_SLICE: Duration = Duration::from_secs(30);
-/// Time past the caller's limit for which a clear reply is awaited before the answer is [`Answer::Unknown`].
+/// Time past the caller's limit for which a clear reply is awaited before the answer is [`AcquireAnswer::Unknown`].
 const ANSWER_GRACE: Duration = Duration::from_secs(1);
 
 /// State machine that acquires one hold.
@@ -65,7 +65,7 @@ pub struct Acquire {
     /// The unanswered claim may have taken a place in the queue. That place can be granted at any time, so a hold stays
     /// possible however much time has passed.
     may_be_queued: bool,
-    /// The wait failed, and no retry will help. Once the place is abandoned, the answer is [`Answer::Failed`].
+    /// The wait failed, and no retry will help. Once the place is abandoned, the answer is [`AcquireAnswer::Failed`].
     permanent_failure: bool,
     answered: bool,
     commands: VecDeque<AcquireCommand>,

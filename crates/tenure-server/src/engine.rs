@@ -2,8 +2,9 @@
 //!
 //! One request takes this path: [`Engine::receive`] → framing and [look-ahead](look_ahead) → [`commands`] or
 //! [`extension`] → [`LockTable`] → replies in [`output`]. Table events that concern other connections (a queued claim
-//! was granted, a lease expired) pass through [`Engine::pump`] into the `woken` queue. Draining that queue may serve
-//! further requests, so every public method that can produce events ends with [`Engine::process_woken`].
+//! was granted, a lease expired) pass through [`Engine::handle_table_events`] into the `woken` queue. Draining that
+//! queue may serve further requests, so every public method that can produce events ends with
+//! [`Engine::process_woken`].
 
 mod admin;
 mod check;

@@ -161,7 +161,7 @@ impl History {
         rings.into_iter().map(line).collect()
     }
 
-    /// Adds events that [`write`](Self::write) serialized. Invalid lines are skipped: no lock depends on the history.
+    /// Adds events that [`to_json_lines`](Self::to_json_lines) serialized. Invalid lines are skipped: no lock depends on the history.
     pub(super) fn add_json_lines(&mut self, text: &str) {
         if self.max_events == 0 {
             return;
