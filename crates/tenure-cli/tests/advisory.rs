@@ -290,6 +290,6 @@ fn the_table_of_terms_is_printed_made_counted_in_and_examined() {
     lock.sql(&format!("DROP TABLE {table}"));
     assert_eq!(code, Some(0), "{page}");
     assert!(page.contains(&format!("counted in {table}")), "{page}");
-    assert!(page.contains("kept in public.tenure_incarnation"), "{page}");
+    assert!(page.contains("stored in public.tenure_incarnation"), "{page}");
     assert_eq!(counted, "2");
 }

@@ -49,7 +49,7 @@ async fn bad_semaphores_and_texts() {
 
 #[tokio::test]
 async fn bad_stores() {
-    for (url, part) in [("", "no scheme"), ("etcd://localhost", "etcd:"), ("://", "scheme")] {
+    for (url, part) in [("", "no scheme"), ("etcd://localhost", "`etcd`"), ("://", "scheme")] {
         let error = Client::connect(url).await.expect_err("there is no such store");
         assert_eq!(error.kind(), ErrorKind::Invalid);
         let message = error.to_string();

@@ -52,7 +52,7 @@ fn a_store_that_cannot_be_is_refused_without_its_password() {
     let url = "carrier-pigeon://me:hunter2@coop/";
     let (code, _, stderr) = scene.outcome(&["run", "-s", url, "demo", "true"]);
     assert_eq!(code, Some(125));
-    assert!(stderr.contains("carrier-pigeon:") && !stderr.contains("hunter2"), "{stderr}");
+    assert!(stderr.contains("`carrier-pigeon`") && !stderr.contains("hunter2"), "{stderr}");
     let mut help = scene.tenure(&["run", "--help"]);
     let help = help.env("TENURE_STORE", url).output().unwrap();
     assert!(!String::from_utf8(help.stdout).unwrap().contains("hunter2"));

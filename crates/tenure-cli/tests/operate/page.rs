@@ -290,8 +290,8 @@ fn the_page_shows_other_stores_and_asks_a_leader_to_step_down() {
     browser.until("document.querySelectorAll('#holders button').length === 2");
     // The page is rewritten continuously; the keyboard focus stays on its button.
     browser.evaluate("document.querySelectorAll('#holders button')[1].focus()");
-    let before = browser.evaluate("heard");
-    browser.until(&format!("heard > {before} + 900"));
+    let before = browser.evaluate("receivedAt");
+    browser.until(&format!("receivedAt > {before} + 900"));
     assert_eq!(browser.evaluate("document.activeElement.textContent"), json!("Step down…"));
     browser.press("Enter", 13);
     browser.evaluate("document.getElementById('breaking').open || document.activeElement.click()");

@@ -40,10 +40,10 @@ async fn object_that_is_not_a_lock_is_never_overwritten() {
     let fake = Fake::quick();
     let one = client(&fake).await;
     for (body, part) in [
-        ("hello".to_owned(), "no JSON object"),
+        ("hello".to_owned(), "not a JSON object"),
         (json!({"name": "a report"}).to_string(), "no ownerId"),
-        (json!({"ownerId": "x", "expiresAt": "soon"}).to_string(), "no time"),
-        ("x".repeat(100_000), "larger than a lock"),
+        (json!({"ownerId": "x", "expiresAt": "soon"}).to_string(), "not a time"),
+        ("x".repeat(100_000), "too large for a lock"),
     ] {
         fake.put("p/k", body.clone());
         let error = lock(&one).try_acquire().await.expect_err("no lock");
