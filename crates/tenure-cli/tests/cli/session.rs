@@ -13,6 +13,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use crate::support::Scene;
 
 pub(crate) const CTRL_Z: &str = "\x1a";
+pub(crate) const PROMPT: &str = "prompt> ";
 
 /// A shell at a terminal of its own.
 pub(crate) struct Session {
@@ -49,7 +50,7 @@ impl Session {
             .args(program)
             .env("TENURE_DIR", scene.store())
             .env("TENURE", env!("CARGO_BIN_EXE_tenure"))
-            .env("PS1", "prompt> ")
+            .env("PS1", PROMPT)
             .env("TERM", "dumb")
             .env_remove("TENURE_STORE")
             .env_remove("PROMPT_COMMAND")
@@ -112,11 +113,15 @@ impl Session {
         }
     }
 
-    /// Stops the job in the foreground. A Ctrl-Z too many takes what was typed ahead with it, so the shell is asked for
-    /// a word until it gives one.
+    /// Stops the job in the foreground, and waits until the shell lists it as stopped.
+    ///
+    /// The prompt shows that the shell has the terminal. "Stopped" need not be printed with it: if Ctrl-Z follows `fg`
+    /// closely, the shell has not yet noticed that the job ran. A Ctrl-Z too many discards the input typed ahead, so the
+    /// command is typed until it is executed.
     pub(crate) fn stop(&mut self) {
-        self.insist(CTRL_Z, "Stopped");
-        self.insist("\necho at th''e prompt\n", "at the prompt");
+        self.insist(CTRL_Z, PROMPT);
+        let listed = self.insist("\njobs; echo at th''e prompt\n", "at the prompt");
+        assert!(listed.contains("Stopped"), "{listed:?}");
     }
 
     /// The exit code of the last command.

@@ -3,7 +3,7 @@
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::session::{CTRL_Z, Session};
+use crate::session::{CTRL_Z, PROMPT, Session};
 use crate::support::{Scene, eventually, runs};
 
 const CTRL_C: &str = "\x03";
@@ -22,7 +22,7 @@ fn ctrl_c_ends_the_child_and_the_shell_s_loop() {
     session.shows("ready-1");
     session.types(CTRL_C);
     // A shell that is interrupted forgets what was typed ahead.
-    let between = session.shows("prompt> ");
+    let between = session.shows(PROMPT);
     assert!(!between.contains("ready-2"), "{between}");
 }
 
