@@ -1,6 +1,5 @@
 //! Text for people: identities, tokens, durations and ordinals.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use tenure::FencingToken;
@@ -8,19 +7,7 @@ use tenure::store::Identity;
 
 /// A holder or waiter, in short form: `web-2 (pid 311)`.
 pub(crate) fn identity(by: Option<&Identity>) -> String {
-    let Some(Identity { id, host, pid, note }) = by else {
-        return "an unknown client".to_owned();
-    };
-    // The default id is host, pid and a nonce. The first two are shown anyway, and the nonce is of no use to a reader.
-    let name = if id.starts_with(&format!("{host}:{pid}:")) { host } else { id };
-    let mut text = without_control_chars(name);
-    if *pid != 0 {
-        let _ = write!(text, " (pid {pid})");
-    }
-    if !note.is_empty() {
-        let _ = write!(text, ": {}", without_control_chars(note));
-    }
-    text
+    by.map_or_else(|| "an unknown client".to_owned(), Identity::to_string)
 }
 
 /// A fencing token as text, if there is one.

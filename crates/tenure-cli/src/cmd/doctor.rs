@@ -80,9 +80,10 @@ fn page(store: &str, findings: &[Finding]) -> String {
             FindingLevel::Warning => "WARN",
             _ => "FAIL",
         };
-        let _ = writeln!(text, "  {mark}  {what:<width$}  {}", without_control_chars(detail));
+        let _ = writeln!(text, "  {mark}  {what:<width$}  {}", control_chars_to_spaces(detail));
         if let Some(advice) = advice {
-            let _ = writeln!(text, "        {:<width$}  -> {}", "", without_control_chars(advice));
+            let _ =
+                writeln!(text, "        {:<width$}  -> {}", "", control_chars_to_spaces(advice));
         }
     }
     text
@@ -102,7 +103,7 @@ fn lines(store: &str, findings: &[Finding]) -> String {
 }
 
 /// Untrusted text with control characters replaced: it must not move the cursor or begin a line.
-fn without_control_chars(text: &str) -> String {
+fn control_chars_to_spaces(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 

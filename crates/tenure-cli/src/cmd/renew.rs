@@ -26,9 +26,7 @@ pub(super) fn exit_for_handle(outcome: tenure::Result<()>) -> Exit {
         Ok(()) => Exit::Success,
         Err(error) if matches!(error.kind(), ErrorKind::NotHeld | ErrorKind::Lost) => {
             let message = report::chain(&error);
-            report::print_line(&format!(
-                "{message}; check the name and the handle, or acquire the lock again"
-            ));
+            report::print_line(&format!("{message}; check the name and the handle"));
             Exit::Held
         }
         Err(error) => super::report_error(&error),
