@@ -8,6 +8,7 @@ mod engine;
 #[cfg(feature = "http")]
 pub mod http;
 pub mod journal;
+pub mod network;
 #[cfg_attr(
     not(any(
         target_arch = "x86_64",

@@ -8,18 +8,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use mio::event::Event;
-use mio::{Events, Interest, Poll, Token, Waker};
 use rustls::ServerConfig;
 use tenure_core::Time;
 use tenure_core::table::Owner;
 
-use crate::clock;
 use crate::engine::{Engine, Hangup};
+use crate::network::{COMMANDS, EVENTS_PER_WAIT, LISTENER, Network, NetworkEvent, SystemNetwork};
 use crate::socket::{Progress, Socket, Sockets};
 
-/// Maximum number of socket events per turn. Their changes are journaled together before the replies are sent.
-const EVENTS_PER_TURN: usize = 128;
 /// Maximum number of connections accepted per turn.
 const ACCEPTS_PER_TURN: usize = 128;
 /// Maximum time to wait for events. The server's clock includes suspend, the timeout of the poll call does not: after a
@@ -28,24 +24,22 @@ const MAX_POLL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Delay after a failed accept, for example because too many files are open.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-const LISTENER: Token = Token(usize::MAX);
-const COMMANDS: Token = Token(usize::MAX - 1);
-
 /// A lock server on a listener.
 ///
 /// It runs in turns, the iterations of its event loop: wait for events, serve them, commit the journal, send replies.
 #[derive(Debug)]
-pub struct Server {
-    poll: Poll,
-    /// `None` once the server is stopping.
-    listener: Option<mio::net::TcpListener>,
+pub struct Server<N: Network = SystemNetwork> {
+    network: N,
+    events: Vec<NetworkEvent>,
+    /// False once the server is stopping.
+    listening: bool,
     /// Time of the next accept without an event from the system.
     accept_at: Time,
     /// True if the last accept failed: the failure is logged once, not at every retry.
     accept_failed: bool,
     tls: Option<Arc<ServerConfig>>,
     engine: Engine,
-    sockets: Sockets,
+    sockets: Sockets<N::Stream>,
     /// Connections to read again without an event from the system.
     read_again: VecDeque<Owner>,
     /// Connections whose long reply has to be continued without an event from the system.
@@ -58,8 +52,6 @@ pub struct Server {
     /// File for the history of keys, written at the end.
     history_file: Option<PathBuf>,
     watchdog: Option<Watchdog>,
-    /// The clock that leases are counted on; replaced in tests.
-    clock: fn() -> Time,
 }
 
 /// Periodic sign of life of the serving thread.
@@ -98,10 +90,19 @@ impl fmt::Debug for EngineCall {
 }
 
 /// Control of a running server from other threads.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Handle {
     commands: Arc<CommandQueue>,
-    waker: Arc<Waker>,
+    wake: Arc<WakeFn>,
+}
+
+/// Ends the present wait of the server's [`Network`] with an event of the token [`COMMANDS`].
+type WakeFn = dyn Fn() -> io::Result<()> + Send + Sync;
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").field("commands", &self.commands).finish_non_exhaustive()
+    }
 }
 
 impl Handle {
@@ -128,7 +129,7 @@ impl Handle {
 
     fn send(&self, command: ServerCommand) {
         self.commands.0.lock().unwrap_or_else(PoisonError::into_inner).push(command);
-        if let Err(error) = self.waker.wake() {
+        if let Err(error) = (self.wake)() {
             tracing::error!(target: "tenure::server", %error, "cannot_wake");
         }
     }
@@ -146,23 +147,42 @@ impl Server {
         engine: Engine,
         shutdown_timeout: Duration,
     ) -> io::Result<(Self, Handle)> {
-        listener.set_nonblocking(true)?;
-        crate::socket::configure_listener(&listener)?;
-        let mut listener = mio::net::TcpListener::from_std(listener);
-        let poll = Poll::new()?;
-        poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
-        let waker = Arc::new(Waker::new(poll.registry(), COMMANDS)?);
+        let (network, waker) = SystemNetwork::new(listener)?;
+        Ok(Self::on_network(network, move || waker.wake(), tls, engine, shutdown_timeout))
+    }
+
+    /// Local address of the listener.
+    ///
+    /// # Errors
+    ///
+    /// The server no longer listens, or the system does not know the address.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.network.address()
+    }
+}
+
+impl<N: Network> Server<N> {
+    /// Creates a server on a network that need not be the system's. `wake` ends the present wait of the network with an
+    /// event of the token [`COMMANDS`](crate::network::COMMANDS).
+    pub fn on_network(
+        network: N,
+        wake: impl Fn() -> io::Result<()> + Send + Sync + 'static,
+        tls: Option<Arc<ServerConfig>>,
+        engine: Engine,
+        shutdown_timeout: Duration,
+    ) -> (Self, Handle) {
         let commands = Arc::<CommandQueue>::default();
-        let handle = Handle { commands: Arc::clone(&commands), waker };
+        let handle = Handle { commands: Arc::clone(&commands), wake: Arc::new(wake) };
         let at_once = engine.settings().max_pipelined.max(1);
         let server = Self {
-            poll,
-            listener: Some(listener),
+            network,
+            events: Vec::with_capacity(EVENTS_PER_WAIT),
+            listening: true,
             accept_at: Time::MAX,
             accept_failed: false,
             tls,
             engine,
-            sockets: Sockets::default(),
+            sockets: Sockets::new(),
             read_again: VecDeque::new(),
             long_replies: Vec::new(),
             buffer: vec![0; at_once].into(),
@@ -171,9 +191,8 @@ impl Server {
             commands,
             history_file: None,
             watchdog: None,
-            clock: clock::now,
         };
-        Ok((server, handle))
+        (server, handle)
     }
 
     /// Writes the history of keys to this file when the server has stopped.
@@ -184,16 +203,7 @@ impl Server {
     /// Calls `notify` at this interval from the serving thread, after the work that was due: a thread that is stuck
     /// does not call it. `notify` must not block.
     pub fn set_watchdog(&mut self, every: Duration, notify: impl FnMut() + Send + 'static) {
-        self.watchdog = Some(Watchdog { every, due: clock::now(), notify: Box::new(notify) });
-    }
-
-    /// Local address of the listener.
-    ///
-    /// # Errors
-    ///
-    /// The server no longer listens, or the system does not know the address.
-    pub fn address(&self) -> io::Result<SocketAddr> {
-        self.listener.as_ref().ok_or(ErrorKind::NotConnected)?.local_addr()
+        self.watchdog = Some(Watchdog { every, due: self.network.now(), notify: Box::new(notify) });
     }
 
     /// Serves until [`Handle::stop`].
@@ -202,29 +212,47 @@ impl Server {
     ///
     /// The poll call fails, or the journal cannot be written. No reply was sent for a grant that is not in the journal.
     pub fn run(mut self) -> io::Result<()> {
-        let mut events = Events::with_capacity(EVENTS_PER_TURN);
         self.sockets.enable_batching();
         while !self.is_done() {
-            let timeout = self.timeout();
-            match self.poll.poll(&mut events, timeout) {
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                result => result?,
-            }
-            self.turn(&events)?;
-            if let Some(Watchdog { every, due, notify }) = &mut self.watchdog
-                && *due <= (self.clock)()
-            {
-                *due = (self.clock)() + *every;
-                notify();
-            }
+            self.wait_and_serve()?;
         }
+        self.finish()
+    }
+
+    /// Waits for events, at most until the next timer, and serves them: one iteration of [`run`](Self::run).
+    ///
+    /// # Errors
+    ///
+    /// As for [`run`](Self::run).
+    pub fn wait_and_serve(&mut self) -> io::Result<()> {
+        let timeout = self.timeout();
+        match self.network.wait(timeout, &mut self.events) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(()),
+            result => result?,
+        }
+        self.turn()?;
+        if let Some(Watchdog { every, due, notify }) = &mut self.watchdog
+            && *due <= self.network.now()
+        {
+            *due = self.network.now() + *every;
+            notify();
+        }
+        Ok(())
+    }
+
+    /// Ends a server that [is done](Self::is_done): closes its journal.
+    ///
+    /// # Errors
+    ///
+    /// The journal cannot be written. The next server then starts as after a kill.
+    pub fn finish(self) -> io::Result<()> {
         if let Some(file) = &self.history_file
             && let Err(error) = std::fs::write(file, self.engine.history())
         {
             // Not fatal: no hold depends on the history.
             tracing::warn!(target: "tenure::server", %error, "history_not_written");
         }
-        self.engine.close((self.clock)()).map_err(io::Error::other)
+        self.engine.close(self.network.now()).map_err(io::Error::other)
     }
 
     /// Serves the events of one turn, then sends the replies.
@@ -232,24 +260,26 @@ impl Server {
     /// A turn may take seconds: 128 TLS handshakes, or a process that is stopped (SIGSTOP, a freezer, a hypervisor). A
     /// lease counted from the start of the turn could begin before its request was sent, and would then end earlier
     /// than its holder expects. Therefore `now` is for the timers only, and each step reads the clock when it needs it.
-    fn turn(&mut self, events: &Events) -> io::Result<()> {
-        let now = (self.clock)();
+    fn turn(&mut self) -> io::Result<()> {
+        let now = self.network.now();
         // Taken now: a connection that is added during this turn is read in the next one.
         let rereads = self.read_again.len();
         if self.engine.poll_timeout().is_some_and(|due| due <= now) {
             self.engine.handle_timeout(now);
         }
-        for event in events {
-            match event.token() {
+        let events = std::mem::take(&mut self.events);
+        for event in &events {
+            match event.token {
                 LISTENER => self.accept(),
                 COMMANDS => self.run_commands(),
-                Token(token) => {
+                token => {
                     if let Some(owner) = self.sockets.owner(token) {
-                        self.handle_event(owner, event);
+                        self.handle_event(owner, *event);
                     }
                 }
             }
         }
+        self.events = events;
         for owner in std::mem::take(&mut self.long_replies) {
             self.continue_long_reply(owner);
         }
@@ -265,7 +295,8 @@ impl Server {
         self.deliver()
     }
 
-    fn timeout(&self) -> Option<Duration> {
+    /// Time until the next timer, for [`Network::wait`]; `None` if there is no timer.
+    pub fn timeout(&self) -> Option<Duration> {
         if !self.read_again.is_empty() || !self.long_replies.is_empty() {
             return Some(Duration::ZERO);
         }
@@ -276,12 +307,14 @@ impl Server {
             return None;
         }
         // The poll call rounds up to whole milliseconds, so the timer is due when it returns.
-        let left = due.since((self.clock)());
+        let left = due.since(self.network.now());
         Some(left.min(MAX_POLL_TIMEOUT))
     }
 
-    fn is_done(&self) -> bool {
-        self.stop_by.is_some_and(|by| by <= (self.clock)() || self.engine.connection_count() == 0)
+    /// True once the server was told to stop and its last client has disconnected, or its shutdown timeout has passed.
+    pub fn is_done(&self) -> bool {
+        self.stop_by
+            .is_some_and(|by| by <= self.network.now() || self.engine.connection_count() == 0)
     }
 
     fn run_commands(&mut self) {
@@ -289,12 +322,13 @@ impl Server {
             std::mem::take(&mut *self.commands.0.lock().unwrap_or_else(PoisonError::into_inner));
         for command in commands {
             // Read for each command, because a call may take long.
-            let now = (self.clock)();
+            let now = self.network.now();
             match command {
                 ServerCommand::Call(EngineCall(call)) => call(&mut self.engine, now),
                 ServerCommand::Stop if self.stop_by.is_none() => {
                     self.stop_by = Some(now + self.shutdown_timeout);
-                    self.listener = None;
+                    self.listening = false;
+                    self.network.stop_listening();
                     self.accept_at = Time::MAX;
                     self.engine.drain(now);
                 }
@@ -308,15 +342,17 @@ impl Server {
 
     fn accept(&mut self) {
         // Read once: no lease is counted from here, only the deadline of the handshake.
-        let now = (self.clock)();
+        let now = self.network.now();
         for _ in 0..ACCEPTS_PER_TURN {
-            let Some(listener) = &self.listener else { return };
-            match listener.accept() {
+            if !self.listening {
+                return;
+            }
+            match self.network.accept() {
                 Ok((stream, peer)) => {
                     self.accept_failed = false;
                     // Dropping the stream closes a connection that the engine rejects.
                     let Some(owner) = self.engine.open(Some(peer.ip()), now) else { continue };
-                    let added = Socket::new(owner, stream, self.tls.as_ref(), self.poll.registry());
+                    let added = Socket::new(owner, stream, self.tls.as_ref(), &self.network);
                     match added {
                         Ok(socket) => {
                             if self.tls.is_some() {
@@ -345,10 +381,10 @@ impl Server {
         self.accept_at = now;
     }
 
-    fn handle_event(&mut self, owner: Owner, event: &Event) {
+    fn handle_event(&mut self, owner: Owner, event: NetworkEvent) {
         let Some(socket) = self.sockets.get_mut(owner) else { return };
-        if event.is_writable() && socket.is_blocked() {
-            match socket.flush(self.poll.registry()) {
+        if event.writable && socket.is_blocked() {
+            match socket.flush(&self.network) {
                 Progress::Done => {
                     self.read_again.push_back(owner);
                     self.continue_long_reply(owner);
@@ -358,9 +394,9 @@ impl Server {
             }
         }
         let Some(socket) = self.sockets.get_mut(owner) else { return };
-        if event.is_readable() || event.is_read_closed() || event.is_error() {
+        if event.readable || event.closed {
             socket.readable = true;
-            socket.closed |= event.is_read_closed() || event.is_error();
+            socket.closed |= event.closed;
             self.read(owner);
         }
     }
@@ -397,7 +433,7 @@ impl Server {
                 // client sent its request. With an earlier time the lease would begin before the request was sent and
                 // end before its holder expects. A hold that has expired by this time is not renewed: the table ends it
                 // first, even if its timer is late.
-                let now = (self.clock)();
+                let now = self.network.now();
                 self.engine.receive(owner, &self.buffer[..read], now);
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -415,7 +451,7 @@ impl Server {
     fn continue_long_reply(&mut self, owner: Owner) {
         // The clock is read here, because this may serve requests that were buffered behind the reply and were read in
         // this very turn.
-        self.engine.write_done(owner, (self.clock)());
+        self.engine.write_done(owner, self.network.now());
         let (_, segments) = self.engine.output();
         if self.engine.has_long_reply(owner) && segments.iter().all(|segment| segment.to != owner) {
             // The slice was empty. Without output no completed send continues the reply, so it is scheduled here.
@@ -433,8 +469,8 @@ impl Server {
     }
 
     fn hang_up(&mut self, owner: Owner, how: Hangup) {
-        if self.sockets.remove(owner, self.poll.registry()) {
-            self.engine.hang_up(owner, how, (self.clock)());
+        if self.sockets.remove(owner, &self.network) {
+            self.engine.hang_up(owner, how, self.network.now());
         }
     }
 
@@ -448,7 +484,7 @@ impl Server {
             let mut broken = Vec::new();
             let mut blocked = Vec::new();
             let (out, segments) = self.engine.output();
-            self.sockets.send(out, segments, self.poll.registry(), |to, progress| match progress {
+            self.sockets.send(out, segments, &self.network, |to, progress| match progress {
                 Progress::Done if self.engine.has_long_reply(to) => self.long_replies.push(to),
                 Progress::Done => {}
                 Progress::Blocked => blocked.push(to),
@@ -456,7 +492,7 @@ impl Server {
             });
             self.engine.clear_output();
             for owner in blocked {
-                self.engine.write_blocked(owner, (self.clock)());
+                self.engine.write_blocked(owner, self.network.now());
             }
             while let Some(owner) = self.engine.poll_resumed() {
                 if self.sockets.get_mut(owner).is_some_and(|socket| socket.readable) {
@@ -464,7 +500,7 @@ impl Server {
                 }
             }
             while let Some(owner) = self.engine.poll_close() {
-                if self.engine.must_close(owner, (self.clock)()) {
+                if self.engine.must_close(owner, self.network.now()) {
                     broken.push(owner);
                 } else if let Some(socket) = self.sockets.get_mut(owner) {
                     socket.close_after_flush();

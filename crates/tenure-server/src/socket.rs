@@ -5,13 +5,12 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mio::net::TcpStream;
-use mio::{Interest, Registry, Token};
 use rustix::net::sockopt;
 use rustls::ServerConfig;
 use tenure_core::table::Owner;
 
 use crate::engine::{Hangup, OutputSegment};
+use crate::network::{Network, NetworkStream};
 use crate::send_batch::{self, SendBatch, SendResult};
 use crate::transport::{Sent, Transport};
 
@@ -32,9 +31,9 @@ pub(crate) enum Progress {
 /// A client's socket.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "the flags are independent")]
-pub(crate) struct Socket {
+pub(crate) struct Socket<S> {
     owner: Owner,
-    pub(crate) transport: Transport,
+    pub(crate) transport: Transport<S>,
     /// Output that the socket had no room for. Takes no memory while it is empty.
     backlog: Vec<u8>,
     /// Number of backlog bytes sent.
@@ -52,15 +51,15 @@ pub(crate) struct Socket {
     last_batch: u32,
 }
 
-impl Socket {
+impl<S: NetworkStream> Socket<S> {
     pub(crate) fn new(
         owner: Owner,
-        stream: TcpStream,
+        stream: S,
         tls: Option<&Arc<ServerConfig>>,
-        registry: &Registry,
+        network: &impl Network<Stream = S>,
     ) -> io::Result<Self> {
         let mut transport = Transport::new(stream, tls)?;
-        registry.register(transport.stream(), token(owner), Interest::READABLE)?;
+        network.register(transport.stream(), token(owner))?;
         Ok(Self {
             owner,
             transport,
@@ -80,7 +79,7 @@ impl Socket {
     }
 
     /// Sends `bytes`, and keeps the part that cannot be sent now.
-    pub(crate) fn send(&mut self, bytes: &[u8], registry: &Registry) -> Progress {
+    pub(crate) fn send(&mut self, bytes: &[u8], network: &impl Network<Stream = S>) -> Progress {
         if self.closing {
             return Progress::Done;
         }
@@ -92,7 +91,7 @@ impl Socket {
             return Progress::Blocked;
         }
         let sent = self.transport.write(bytes);
-        self.keep_unsent(bytes, &sent, registry)
+        self.keep_unsent(bytes, &sent, network)
     }
 
     /// Keeps the part of `bytes` that was not sent.
@@ -100,13 +99,13 @@ impl Socket {
         &mut self,
         bytes: &[u8],
         sent: &io::Result<Sent>,
-        registry: &Registry,
+        network: &impl Network<Stream = S>,
     ) -> Progress {
         match sent {
             Ok(Sent::All) => Progress::Done,
             Ok(Sent::Some(sent)) => {
                 self.backlog.extend_from_slice(&bytes[*sent..]);
-                self.set_blocked(true, registry)
+                self.set_blocked(true, network)
             }
             Err(_) => {
                 // Nothing more is sent: the peer would take later output for the missing part.
@@ -128,7 +127,7 @@ impl Socket {
     }
 
     /// Sends the backlog.
-    pub(crate) fn flush(&mut self, registry: &Registry) -> Progress {
+    pub(crate) fn flush(&mut self, network: &impl Network<Stream = S>) -> Progress {
         while self.sent < self.backlog.len() {
             match self.transport.write(&self.backlog[self.sent..]) {
                 Ok(Sent::All) => self.sent = self.backlog.len(),
@@ -147,7 +146,7 @@ impl Socket {
         if self.closing {
             self.transport.finish();
         }
-        self.set_blocked(false, registry)
+        self.set_blocked(false, network)
     }
 
     /// Shuts down writing as soon as the backlog is sent.
@@ -173,11 +172,9 @@ impl Socket {
         }
     }
 
-    fn set_blocked(&mut self, blocked: bool, registry: &Registry) -> Progress {
+    fn set_blocked(&mut self, blocked: bool, network: &impl Network<Stream = S>) -> Progress {
         self.blocked = blocked;
-        let interest =
-            if blocked { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE };
-        match registry.reregister(self.transport.stream(), token(self.owner), interest) {
+        match network.watch_writable(self.transport.stream(), token(self.owner), blocked) {
             Ok(()) if blocked => Progress::Blocked,
             Ok(()) => Progress::Done,
             Err(_) => Progress::Broken,
@@ -186,34 +183,38 @@ impl Socket {
 }
 
 /// All sockets, indexed by the slot of their owner.
-#[derive(Debug, Default)]
-pub(crate) struct Sockets {
-    slots: Slots,
+#[derive(Debug)]
+pub(crate) struct Sockets<S> {
+    slots: Slots<S>,
     send_batch: Option<SendBatch>,
     /// Number of the present batch.
     batch_number: u32,
 }
 
-#[derive(Debug, Default)]
-struct Slots(Vec<Option<Socket>>);
+#[derive(Debug)]
+struct Slots<S>(Vec<Option<Socket<S>>>);
 
-impl Slots {
-    fn get(&self, owner: Owner) -> Option<&Socket> {
+impl<S> Slots<S> {
+    fn get(&self, owner: Owner) -> Option<&Socket<S>> {
         self.0.get(owner.index())?.as_ref().filter(|socket| socket.owner == owner)
     }
 
-    fn get_mut(&mut self, owner: Owner) -> Option<&mut Socket> {
+    fn get_mut(&mut self, owner: Owner) -> Option<&mut Socket<S>> {
         self.0.get_mut(owner.index())?.as_mut().filter(|socket| socket.owner == owner)
     }
 }
 
-impl Sockets {
+impl<S: NetworkStream> Sockets<S> {
+    pub(crate) fn new() -> Self {
+        Self { slots: Slots(Vec::new()), send_batch: None, batch_number: 0 }
+    }
+
     /// Sends to several sockets in one system call from now on, if the kernel supports it.
     pub(crate) fn enable_batching(&mut self) {
         self.send_batch = SendBatch::new();
     }
 
-    pub(crate) fn insert(&mut self, socket: Socket) {
+    pub(crate) fn insert(&mut self, socket: Socket<S>) {
         let index = socket.owner.index();
         let slots = &mut self.slots.0;
         if slots.len() <= index {
@@ -222,7 +223,7 @@ impl Sockets {
         slots[index] = Some(socket);
     }
 
-    pub(crate) fn get_mut(&mut self, owner: Owner) -> Option<&mut Socket> {
+    pub(crate) fn get_mut(&mut self, owner: Owner) -> Option<&mut Socket<S>> {
         self.slots.get_mut(owner)
     }
 
@@ -231,7 +232,7 @@ impl Sockets {
         &mut self,
         out: &[u8],
         segments: &[OutputSegment],
-        registry: &Registry,
+        network: &impl Network<Stream = S>,
         mut on_progress: impl FnMut(Owner, Progress),
     ) {
         let mut left = segments;
@@ -239,12 +240,12 @@ impl Sockets {
             let batched = self.batchable(left);
             if batched > 1 {
                 let (now, later) = left.split_at(batched);
-                self.send_batched(out, now, registry, &mut on_progress);
+                self.send_batched(out, now, network, &mut on_progress);
                 left = later;
                 continue;
             }
             if let Some(socket) = self.slots.get_mut(first.to) {
-                on_progress(first.to, socket.send(&out[first.bytes.clone()], registry));
+                on_progress(first.to, socket.send(&out[first.bytes.clone()], network));
             }
             left = others;
         }
@@ -268,7 +269,7 @@ impl Sockets {
         &mut self,
         out: &[u8],
         segments: &[OutputSegment],
-        registry: &Registry,
+        network: &impl Network<Stream = S>,
         on_progress: &mut impl FnMut(Owner, Progress),
     ) {
         let Some(batch) = self.send_batch.take() else { return };
@@ -284,12 +285,12 @@ impl Sockets {
             let bytes = &out[segment.bytes.clone()];
             let progress = match results.get(index).copied().unwrap_or(SendResult::Untried) {
                 SendResult::Done(taken) => {
-                    socket.keep_unsent(bytes, &Sent::from_raw(taken, bytes.len()), registry)
+                    socket.keep_unsent(bytes, &Sent::from_raw(taken, bytes.len()), network)
                 }
-                SendResult::Untried => socket.send(bytes, registry),
+                SendResult::Untried => socket.send(bytes, network),
                 // Some bytes may have been sent. Sending them again could duplicate them, so the connection is closed.
                 SendResult::Unknown => {
-                    socket.keep_unsent(bytes, &Err(ErrorKind::Other.into()), registry)
+                    socket.keep_unsent(bytes, &Err(ErrorKind::Other.into()), network)
                 }
             };
             on_progress(segment.to, progress);
@@ -300,10 +301,9 @@ impl Sockets {
     }
 
     /// Closes a socket. False if it is unknown.
-    pub(crate) fn remove(&mut self, owner: Owner, registry: &Registry) -> bool {
+    pub(crate) fn remove(&mut self, owner: Owner, network: &impl Network<Stream = S>) -> bool {
         let Some(socket) = self.get_mut(owner) else { return false };
-        // A failure is harmless: the kernel removes a closed socket from its poll set by itself.
-        let _ = registry.deregister(socket.transport.stream());
+        network.deregister(socket.transport.stream());
         self.slots.0[owner.index()] = None;
         true
     }
@@ -311,16 +311,16 @@ impl Sockets {
     /// Owner of the socket that an event is for. `None` if the event is older than the present owner of its slot.
     pub(crate) fn owner(&self, raw_token: usize) -> Option<Owner> {
         let socket = self.slots.0.get(raw_token & INDEX_MASK)?.as_ref()?;
-        (token(socket.owner) == Token(raw_token)).then_some(socket.owner)
+        (token(socket.owner) == raw_token).then_some(socket.owner)
     }
 }
 
 /// Part of a token that is the slot. The upper half distinguishes successive owners of a slot.
 const INDEX_MASK: usize = 0xffff_ffff;
 
-fn token(owner: Owner) -> Token {
+fn token(owner: Owner) -> usize {
     let serial = usize::try_from(owner.id() & 0x7fff_ffff).expect("31 bits");
-    Token((serial << 32) | (owner.index() & INDEX_MASK))
+    (serial << 32) | (owner.index() & INDEX_MASK)
 }
 
 /// Sets the options that accepted connections inherit: no delay, and keep-alive probes, which detect dead peers.

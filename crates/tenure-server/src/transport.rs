@@ -1,24 +1,24 @@
 //! Byte stream of a connection, plain or under TLS.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::Shutdown;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use mio::net::TcpStream;
 use rustls::{ServerConfig, ServerConnection};
+
+use crate::network::NetworkStream;
 
 /// A non-blocking stream.
 #[derive(Debug)]
-pub(crate) enum Transport {
-    Plain(TcpStream),
-    Tls(Box<TlsStream>),
+pub(crate) enum Transport<S> {
+    Plain(S),
+    Tls(Box<TlsStream<S>>),
 }
 
 /// A stream under TLS.
 #[derive(Debug)]
-pub(crate) struct TlsStream {
-    stream: TcpStream,
+pub(crate) struct TlsStream<S> {
+    stream: S,
     session: ServerConnection,
 }
 
@@ -53,14 +53,14 @@ impl Sent {
     }
 }
 
-impl Transport {
-    pub(crate) fn new(stream: TcpStream, tls: Option<&Arc<ServerConfig>>) -> io::Result<Self> {
+impl<S: NetworkStream> Transport<S> {
+    pub(crate) fn new(stream: S, tls: Option<&Arc<ServerConfig>>) -> io::Result<Self> {
         let Some(config) = tls else { return Ok(Self::Plain(stream)) };
         let session = ServerConnection::new(Arc::clone(config)).map_err(io::Error::other)?;
         Ok(Self::Tls(Box::new(TlsStream { stream, session })))
     }
 
-    pub(crate) fn stream(&mut self) -> &mut TcpStream {
+    pub(crate) fn stream(&mut self) -> &mut S {
         match self {
             Self::Plain(stream) => stream,
             Self::Tls(tls) => &mut tls.stream,
@@ -71,10 +71,10 @@ impl Transport {
         matches!(self, Self::Plain(_))
     }
 
-    /// The socket, if the stream is not encrypted.
+    /// The socket, if the stream is one and is not encrypted.
     pub(crate) fn plain_socket(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            Self::Plain(stream) => Some(stream.as_fd()),
+            Self::Plain(stream) => stream.socket(),
             Self::Tls(_) => None,
         }
     }
@@ -128,7 +128,7 @@ impl Transport {
             // A failure is ignored: the connection is being closed anyway.
             let _ = tls.flush();
         }
-        let _ = self.stream().shutdown(Shutdown::Write);
+        self.stream().finish();
     }
 
     /// Pending error of the socket; `None` if the peer closed the connection.
@@ -137,7 +137,7 @@ impl Transport {
     }
 }
 
-impl TlsStream {
+impl<S: NetworkStream> TlsStream<S> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.session.reader().read(buffer) {

@@ -59,17 +59,18 @@ impl Harness {
         client.set_nonblocking(true).unwrap();
         let engine = Engine::new(Settings::default(), None, 1, 1);
         let (mut server, _) = Server::new(listener, None, engine, Duration::ZERO).unwrap();
-        server.clock = fake_now;
+        server.network.clock = fake_now;
         Self { server, client, received: String::new() }
     }
 
     /// Runs one turn, as `run` does. True if there were events.
     fn turn(&mut self) -> bool {
-        let mut events = Events::with_capacity(EVENTS_PER_TURN);
         self.server.timeout();
-        self.server.poll.poll(&mut events, Some(Duration::from_millis(100))).unwrap();
-        self.server.turn(&events).unwrap();
-        !events.is_empty()
+        let Server { network, events, .. } = &mut self.server;
+        network.wait(Some(Duration::from_millis(100)), events).unwrap();
+        let has_events = !self.server.events.is_empty();
+        self.server.turn().unwrap();
+        has_events
     }
 
     /// Reads the next reply.

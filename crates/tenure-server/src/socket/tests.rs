@@ -2,16 +2,17 @@ use std::io::{Read, Write};
 use std::net::TcpStream as Peer;
 use std::ops::Range;
 
-use mio::Poll;
+use mio::net::TcpStream;
 use tenure_core::Time;
 
 use super::*;
+use crate::network::SystemNetwork;
 use crate::{Engine, Settings};
 
 /// Sockets of a server and their peers, with replies sent one by one or in batches.
 struct World {
-    sockets: Sockets,
-    poll: Poll,
+    sockets: Sockets<TcpStream>,
+    network: SystemNetwork,
     owners: Vec<Owner>,
     peers: Vec<Peer>,
 }
@@ -20,8 +21,8 @@ impl World {
     fn new(peers: usize, batched: bool) -> Self {
         let mut engine = Engine::new(Settings::default(), None, 1, 1);
         let mut world = Self {
-            sockets: Sockets::default(),
-            poll: Poll::new().unwrap(),
+            sockets: Sockets::new(),
+            network: SystemNetwork::new(TcpListener::bind("127.0.0.1:0").unwrap()).unwrap().0,
             owners: Vec::new(),
             peers: Vec::new(),
         };
@@ -38,7 +39,7 @@ impl World {
             stream.set_nonblocking(true).unwrap();
             let owner = engine.open(None, Time::ZERO).unwrap();
             let stream = TcpStream::from_std(stream);
-            let socket = Socket::new(owner, stream, None, world.poll.registry()).unwrap();
+            let socket = Socket::new(owner, stream, None, &world.network).unwrap();
             world.sockets.insert(socket);
             world.owners.push(owner);
         }
@@ -57,7 +58,7 @@ impl World {
     fn send(&mut self, out: &[u8], parts: &[(usize, Range<usize>)]) -> Vec<(usize, Progress)> {
         let segments = self.segments(parts);
         let mut reported = Vec::new();
-        self.sockets.send(out, &segments, self.poll.registry(), |to, progress| {
+        self.sockets.send(out, &segments, &self.network, |to, progress| {
             reported.push((self.owners.iter().position(|owner| *owner == to).unwrap(), progress));
         });
         reported
@@ -116,7 +117,7 @@ fn connections_beyond_the_batch_limit_are_sent_to_separately() {
         return eprintln!("skipped: io_uring is not available");
     }
     let mut reported = 0;
-    world.sockets.send_batched(&out, &segments, world.poll.registry(), &mut |_, progress| {
+    world.sockets.send_batched(&out, &segments, &world.network, &mut |_, progress| {
         assert_eq!(progress, Progress::Done);
         reported += 1;
     });
@@ -132,10 +133,9 @@ fn nothing_is_sent_after_a_lost_segment() {
     for batched in [false, true] {
         let mut world = World::new(2, batched);
         let owner = world.owners[0];
-        let registry = world.poll.registry().try_clone().unwrap();
         let socket = world.sockets.get_mut(owner).unwrap();
         let lost = Err(ErrorKind::Other.into());
-        assert_eq!(socket.keep_unsent(b"a", &lost, &registry), Progress::Broken);
+        assert_eq!(socket.keep_unsent(b"a", &lost, &world.network), Progress::Broken);
         world.send(b"bc", &[(0, 0..1), (1, 1..2)]);
         assert_eq!(world.read(1, 1), b"c");
         world.peers[0].set_nonblocking(true).unwrap();
@@ -163,7 +163,7 @@ fn blocked_connection_receives_all_bytes_later_and_in_order() {
             let mut bytes = vec![0; LARGE + 8];
             peer.read_exact(&mut bytes).map(|()| bytes)
         });
-        let registry = world.poll.registry();
+        let registry = &world.network;
         while world.sockets.get_mut(owner).unwrap().flush(registry) == blocked {
             std::thread::yield_now();
         }
