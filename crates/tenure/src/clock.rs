@@ -53,7 +53,7 @@ impl Clock {
     pub fn now(&self) -> Time {
         match &self.0 {
             ClockSource::System => system::now(),
-            ClockSource::Manual(timers) => timers.lock().alarm.now,
+            ClockSource::Manual(timers) => timers.read(),
         }
     }
 
@@ -103,13 +103,19 @@ pub struct ManualClock(Arc<Timers<ManualAlarm>>);
 impl ManualClock {
     /// Advances the clock and fires the timers that become due.
     pub fn advance(&self, span: Duration) {
-        let due = {
-            let mut state = self.0.lock();
-            state.alarm.now = state.alarm.now + span;
-            let now = state.alarm.now;
-            state.due(now)
-        };
-        due.into_iter().for_each(Waker::wake);
+        self.0.advance(span);
+    }
+
+    /// Returns the present instant, without a call of the function that
+    /// [`stop_after_readings`](Self::stop_after_readings) was given.
+    pub fn peek(&self) -> Time {
+        self.0.lock().alarm.now
+    }
+
+    /// Calls `stop` after every reading of the clock, and then advances the clock by its result: as if the process had
+    /// been stopped for that long right after it had read its clock.
+    pub fn stop_after_readings(&self, stop: impl Fn() -> Duration + Send + Sync + 'static) {
+        self.0.lock().alarm.stop = Some(Arc::new(stop));
     }
 
     /// Returns the instant at which the next timer is due.
@@ -195,10 +201,41 @@ trait Alarm {
 #[derive(Default)]
 struct ManualAlarm {
     now: Time,
+    /// Called after every reading. Returns the time for which the process is then stopped.
+    stop: Option<Arc<StopFn>>,
 }
+
+type StopFn = dyn Fn() -> Duration + Send + Sync;
 
 impl Alarm for ManualAlarm {
     fn set(&mut self, _earliest: Time) {}
+}
+
+impl Timers<ManualAlarm> {
+    fn read(&self) -> Time {
+        let (now, stop) = {
+            let state = self.lock();
+            (state.alarm.now, state.alarm.stop.clone())
+        };
+        // Called without the lock: the function may read this clock, or wake tasks that do.
+        if let Some(stop) = stop {
+            self.advance(stop());
+        }
+        now
+    }
+
+    fn advance(&self, span: Duration) {
+        if span.is_zero() {
+            return;
+        }
+        let due = {
+            let mut state = self.lock();
+            state.alarm.now = state.alarm.now + span;
+            let now = state.alarm.now;
+            state.due(now)
+        };
+        due.into_iter().for_each(Waker::wake);
+    }
 }
 
 impl<A: Alarm> Timers<A> {

@@ -8,11 +8,22 @@ use crate::{Error, ErrorKind, Result};
 /// Maximum length of an id and of a note, in bytes: both are displayed, and kept in small fields.
 pub(crate) const MAX_TEXT_BYTES: usize = 200;
 
-/// Identity of this process, and the source of its claim ids.
-struct Process {
+/// Identity of a process, and the source of its claim ids.
+pub(crate) struct Process {
     identity: Arc<Identity>,
     nonce: u64,
     claims: u64,
+}
+
+impl Process {
+    /// Creates the identity of a simulated process.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn simulated(host: &str, nonce: u64) -> Self {
+        let pid = std::process::id();
+        let id = format!("{host}:{:08x}", nonce >> 32);
+        let identity = Identity { id, host: host.to_owned(), pid, note: String::new() };
+        Self { identity: Arc::new(identity), nonce, claims: 0 }
+    }
 }
 
 /// Returns the identity of this process. A forked copy of the process gets its own.
@@ -32,6 +43,11 @@ pub(crate) fn of_claim() -> Result<(Arc<Identity>, u128)> {
 
 fn with_process<T>(f: impl FnOnce(&mut Process) -> T) -> Result<T> {
     static CURRENT: Mutex<Option<Process>> = Mutex::new(None);
+    #[cfg(feature = "simulation")]
+    let f = match crate::simulation::with_process(f) {
+        Ok(result) => return Ok(result),
+        Err(f) => f,
+    };
     let pid = std::process::id();
     let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
     match &mut *current {
@@ -68,6 +84,10 @@ pub(crate) fn checked_text(what: &str, text: &str) -> Result<String> {
 /// Returns random bytes of the system, fit for secrets.
 pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
+    #[cfg(feature = "simulation")]
+    if crate::simulation::fill(&mut bytes) {
+        return Ok(bytes);
+    }
     getrandom::fill(&mut bytes).map_err(|error| {
         Error::new(ErrorKind::Unavailable, "cannot get random bytes of the system").because(error)
     })?;

@@ -69,6 +69,8 @@ pub mod once;
 mod pending;
 mod process;
 mod request;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 pub mod store;
 mod telemetry;
 mod url;

@@ -136,6 +136,7 @@ impl Leader {
     /// Waits until the store reports a change, or until the next poll is due.
     async fn wait(&self, seen: Version) {
         tokio::select! {
+            biased;
             () = self.pause() => {}
             () = async {
                 if let Err(error) = self.store.changed(&self.key, KeySpace::Lock, seen).await {

@@ -30,10 +30,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tenure_core::wire::{ClaimId, ExtensionRequest, MAX_SEMAPHORE_SLOTS, Request};
 use tenure_core::{FencingToken, Key, Time};
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use self::claim::{ClaimStage, ClaimState};
 use self::connection::{Connection, NoReply, OwnedReply};
-use self::dial::{Dialer, Greeting};
+use self::dial::{ConnectFn, Dialer, Greeting};
 use self::errors::{
     refusal_error, unavailable, unexpected_reply, unknown_outcome, unreadable_reply,
 };
@@ -121,8 +122,56 @@ impl LockServerStore {
     /// Connects to the server; `rest` is the URL after its scheme.
     pub(crate) async fn open(tls: bool, rest: &str) -> Result<Self> {
         let options = Options::parse(tls, rest, |name| std::env::var(name).ok())?;
-        let clock = Clock::system();
-        let dialer = Dialer::new(options, clock.clone())?;
+        Self::open_with(options, Clock::system(), None).await
+    }
+
+    /// Connects to the server at `url` over streams that `connect` makes to a host and a port: for a tunnel, or for
+    /// tests that control the network and the clock. The URL begins with `tenure://`; TLS is the task of `connect`.
+    ///
+    /// ```
+    /// # use tenure::{Client, Clock, LockServerStore};
+    /// # use tokio::net::TcpStream;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+    /// # use tenure_server::{Engine, Server, Settings};
+    /// # let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    /// # let engine = Engine::new(Settings::default(), None, 1, 1);
+    /// # let (server, _) = Server::new(listener, None, engine, std::time::Duration::ZERO).expect("it serves");
+    /// # let url = format!("tenure://{}", server.address().expect("it listens"));
+    /// # std::thread::spawn(move || server.run());
+    /// let connect = |host: &str, port| TcpStream::connect((host.to_owned(), port));
+    /// let store = LockServerStore::with_connections(&url, Clock::system(), connect).await?;
+    /// let guard = Client::with_store(std::sync::Arc::new(store)).lock("reports").acquire().await?;
+    /// # guard.release().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` for a URL that is not one of a lock server in the clear. `Unavailable` if no connection can be made.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe to drop at any time.
+    pub async fn with_connections<F, Opening, S>(
+        url: &str,
+        clock: Clock,
+        connect: F,
+    ) -> Result<Self>
+    where
+        F: Fn(&str, u16) -> Opening + Send + Sync + 'static,
+        Opening: Future<Output = std::io::Result<S>> + Send + 'static,
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let rest = url.strip_prefix("tenure:").ok_or_else(|| {
+            let message = "the URL does not begin with tenure:// : give the URL of a lock server";
+            Error::new(ErrorKind::Invalid, message)
+        })?;
+        let options = Options::parse(false, rest, |name| std::env::var(name).ok())?;
+        Self::open_with(options, clock, Some(ConnectFn::new(connect))).await
+    }
+
+    async fn open_with(options: Options, clock: Clock, connect: Option<ConnectFn>) -> Result<Self> {
+        let dialer = Dialer::new(options, clock.clone(), connect)?;
         let until = clock.now() + REQUEST_TIMEOUT;
         let (first, greeting) = dialer.dial(until).await?;
         let protocol = if greeting.extended { Protocol::Extended } else { Protocol::Plain };
@@ -588,7 +637,10 @@ impl ServerShared {
     }
 
     fn all_claims(&self) -> Vec<Arc<ClaimState>> {
-        self.registry().by_id.values().filter_map(Weak::upgrade).collect()
+        let mut claims: Vec<_> = self.registry().by_id.values().filter_map(Weak::upgrade).collect();
+        // Sorted, so that a simulated run is repeatable: a hash map has no fixed order.
+        claims.sort_unstable_by_key(|claim| claim.id);
+        claims
     }
 }
 

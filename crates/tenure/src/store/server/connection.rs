@@ -106,6 +106,8 @@ struct ConnectionState {
     pings: bool,
     end: Option<ConnectionEnd>,
     #[cfg(unix)]
+    has_descriptor: bool,
+    #[cfg(unix)]
     keep_open_fd: Option<OwnedFd>,
 }
 
@@ -118,10 +120,10 @@ enum ReplyTarget {
 }
 
 impl Connection {
-    /// Starts the connection on a stream. `keep_open_fd` is another descriptor of the same socket.
+    /// Starts the connection on a stream. `keep_open_fd` is another descriptor of the same socket, if it is one.
     pub(super) fn start(
         stream: impl ByteStream + 'static,
-        #[cfg(unix)] keep_open_fd: OwnedFd,
+        #[cfg(unix)] keep_open_fd: Option<OwnedFd>,
         clock: &Clock,
     ) -> Arc<Self> {
         let state = ConnectionState {
@@ -134,7 +136,9 @@ impl Connection {
             pings: false,
             end: None,
             #[cfg(unix)]
-            keep_open_fd: Some(keep_open_fd),
+            has_descriptor: keep_open_fd.is_some(),
+            #[cfg(unix)]
+            keep_open_fd,
         };
         let inner = Arc::new(ConnectionInner {
             shared: OnceLock::new(),
@@ -235,6 +239,12 @@ impl Connection {
     pub(super) fn close(&self) {
         self.0.lock().closing = true;
         self.0.wake.notify_one();
+    }
+
+    /// True if the stream is a socket of the system.
+    #[cfg(unix)]
+    pub(super) fn has_descriptor(&self) -> bool {
+        self.0.lock().has_descriptor
     }
 
     /// Duplicates the descriptor; the duplicate keeps the connection open.
@@ -479,7 +489,7 @@ mod tests {
     fn connection(clock: &Clock) -> (Arc<Connection>, tokio::io::DuplexStream) {
         let (ours, theirs) = tokio::io::duplex(4096);
         let fd = std::fs::File::open("/dev/null").expect("there is one").into();
-        (Connection::start(ours, fd, clock), theirs)
+        (Connection::start(ours, Some(fd), clock), theirs)
     }
 
     #[tokio::test]

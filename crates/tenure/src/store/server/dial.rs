@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use tenure_core::Time;
 use tenure_core::wire::{ExtensionRequest, MAX_LINE, Request};
 use tokio::net::TcpStream;
 
-use super::connection::{Connection, OwnedReply};
+use super::connection::{ByteStream, Connection, OwnedReply};
 use super::options::{Address, Options};
 use super::{unavailable, unexpected_reply};
 use crate::store::Identity;
@@ -28,8 +29,30 @@ pub(super) const NEEDS_SECRET: &str = "the server refused the auth token: give t
 pub(super) struct Dialer {
     options: Options,
     clock: Clock,
+    /// Makes the streams, if the store was opened with connections of its user.
+    connect: Option<ConnectFn>,
     #[cfg(feature = "tls")]
     tls: Option<tokio_rustls::TlsConnector>,
+}
+
+/// Function of the user that makes a stream to a host and a port.
+pub(super) struct ConnectFn(Box<ConnectDynFn>);
+
+type ConnectDynFn = dyn Fn(&str, u16) -> Connecting + Send + Sync;
+type Connecting = Pin<Box<dyn Future<Output = io::Result<Box<dyn ByteStream>>> + Send>>;
+
+impl ConnectFn {
+    pub(super) fn new<F, Opening, S>(connect: F) -> Self
+    where
+        F: Fn(&str, u16) -> Opening + Send + Sync + 'static,
+        Opening: Future<Output = io::Result<S>> + Send + 'static,
+        S: ByteStream + 'static,
+    {
+        Self(Box::new(move |host, port| {
+            let opening = connect(host, port);
+            Box::pin(async { Ok(Box::new(opening.await?) as Box<dyn ByteStream>) })
+        }))
+    }
 }
 
 /// The server's description of itself.
@@ -76,15 +99,15 @@ impl Greeting {
 
 impl Dialer {
     #[cfg(feature = "tls")]
-    pub(super) fn new(options: Options, clock: Clock) -> Result<Self> {
+    pub(super) fn new(options: Options, clock: Clock, connect: Option<ConnectFn>) -> Result<Self> {
         let tls = options.tls.then(|| super::tls::connector(&options)).transpose()?;
-        Ok(Self { options, clock, tls })
+        Ok(Self { options, clock, connect, tls })
     }
 
     #[cfg(not(feature = "tls"))]
     #[expect(clippy::unnecessary_wraps, reason = "certificates can be bad")]
-    pub(super) fn new(options: Options, clock: Clock) -> Result<Self> {
-        Ok(Self { options, clock })
+    pub(super) fn new(options: Options, clock: Clock, connect: Option<ConnectFn>) -> Result<Self> {
+        Ok(Self { options, clock, connect })
     }
 
     pub(super) fn options(&self) -> &Options {
@@ -109,8 +132,13 @@ impl Dialer {
             let now = self.clock.now();
             let remaining = u32::try_from(addresses.len()).unwrap_or(u32::MAX) - tried;
             let until = now + until.since(now) / remaining;
-            let stream = TcpStream::connect((&*address.host, address.port));
-            match self.attempt(address, stream, until).await {
+            let made = if let Some(connect) = &self.connect {
+                self.attempt(address, self.connect_by(connect, address), until).await
+            } else {
+                let stream = TcpStream::connect((&*address.host, address.port));
+                self.attempt(address, self.connect(address, stream), until).await
+            };
+            match made {
                 Ok(made) => return Ok(made),
                 Err(error) => failed = failed.or(Some(error)),
             }
@@ -125,17 +153,17 @@ impl Dialer {
         at: SocketAddr,
         until: Time,
     ) -> Result<(Arc<Connection>, Greeting)> {
-        self.attempt(address, TcpStream::connect(at), until).await
+        self.attempt(address, self.connect(address, TcpStream::connect(at)), until).await
     }
 
     async fn attempt(
         &self,
         address: &Address,
-        stream: impl Future<Output = io::Result<TcpStream>>,
+        connecting: impl Future<Output = Result<Arc<Connection>>>,
         until: Time,
     ) -> Result<(Arc<Connection>, Greeting)> {
         let attempt = async {
-            let connection = self.connect(address, stream).await?;
+            let connection = connecting.await?;
             let greeting = self.greet(&connection, until).await?;
             Ok((connection, greeting))
         };
@@ -154,10 +182,7 @@ impl Dialer {
         address: &Address,
         stream: impl Future<Output = io::Result<TcpStream>>,
     ) -> Result<Arc<Connection>> {
-        let cannot = |error: io::Error| {
-            let message = format!("cannot connect to {address} (is the server up?)");
-            Error::new(ErrorKind::Unavailable, message).because(error)
-        };
+        let cannot = |error| cannot_connect(address, error);
         let stream = stream.await.map_err(cannot)?;
         set_socket_options(&stream).map_err(cannot)?;
         #[cfg(unix)]
@@ -168,14 +193,30 @@ impl Dialer {
             return Ok(Connection::start(
                 stream,
                 #[cfg(unix)]
-                fd,
+                Some(fd),
                 &self.clock,
             ));
         }
         Ok(Connection::start(
             stream,
             #[cfg(unix)]
-            fd,
+            Some(fd),
+            &self.clock,
+        ))
+    }
+
+    /// Connects by a function of the user.
+    async fn connect_by(
+        &self,
+        ConnectFn(connect): &ConnectFn,
+        address: &Address,
+    ) -> Result<Arc<Connection>> {
+        let stream = connect(&address.host, address.port).await;
+        let stream = stream.map_err(|error| cannot_connect(address, error))?;
+        Ok(Connection::start(
+            stream,
+            #[cfg(unix)]
+            None,
             &self.clock,
         ))
     }
@@ -211,6 +252,11 @@ impl fmt::Display for Dialer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.options, f)
     }
+}
+
+fn cannot_connect(address: &Address, error: io::Error) -> Error {
+    let message = format!("cannot connect to {address} (is the server up?)");
+    Error::new(ErrorKind::Unavailable, message).because(error)
 }
 
 /// Description of this client, in a line that is short enough for servers of the plain protocol.

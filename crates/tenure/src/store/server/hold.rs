@@ -178,7 +178,9 @@ impl Hold for ServerHold {
 
     #[cfg(unix)]
     fn keep_open(&self) -> Option<Weak<dyn crate::store::KeepOpen>> {
-        let claim = self.claim.as_ref().filter(|claim| !claim.detached)?;
+        let bound =
+            |claim: &&Arc<ClaimState>| !claim.detached && claim.connection().has_descriptor();
+        let claim = self.claim.as_ref().filter(bound)?;
         let claim: Weak<ClaimState> = Arc::downgrade(claim);
         Some(claim)
     }
