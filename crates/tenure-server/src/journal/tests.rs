@@ -4,6 +4,7 @@ mod crashes;
 mod damage;
 mod faulty;
 mod machine;
+mod memory;
 mod reserve;
 
 use std::collections::BTreeMap;
