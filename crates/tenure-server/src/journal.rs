@@ -69,6 +69,8 @@
 //! | `pid` | process that uses the directory, for operators | - | read for an error message only |
 //! | `quarantine/` | files that the last crash made untrustworthy | - | never read |
 //!
+//! The journal reads and writes them through a [`Storage`], which a simulator can replace: [`Journal::open_on`].
+//!
 //! An empty or missing directory is a fresh start: [`LastRun::Fresh`]. A directory with files of other programs only is
 //! refused. So is a directory that another process has open: the lock is on the directory itself, because a lock file
 //! could be deleted.
@@ -105,6 +107,7 @@
 //! the files that it replaces removed.
 
 mod batch;
+mod directory;
 mod disk;
 mod error;
 mod facts;
@@ -113,23 +116,25 @@ mod merge;
 mod open;
 mod read;
 mod segment;
+pub mod storage;
 #[cfg(test)]
 mod tests;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tenure_core::table::Mode;
 use tenure_core::{LockToken, Time};
 
 use self::batch::RecordBatch;
+use self::directory::DataDirectory;
 use self::disk::Disk;
 use self::facts::Facts;
 use self::format::{FileKind, HEADER_LEN, Record, SEAL_LEN};
 use self::read::{Chain, FileOwner, file_name};
 use self::segment::Segment;
+use self::storage::{MergeTask, Storage};
 
 pub use self::error::JournalError;
 pub use self::open::{CrashCause, LastRun, OpenedJournal, RestoredHold};
@@ -166,7 +171,7 @@ impl JournalOptions {
 /// The journal of a server, open for writing. The [module](self) documents its use and its guarantees.
 #[derive(Debug)]
 pub struct Journal {
-    disk: Arc<Disk>,
+    disk: Disk,
     max_lease: Duration,
     segment_bytes: u64,
     facts: Facts,
@@ -192,7 +197,7 @@ pub struct Journal {
 struct Merging {
     /// Number of sealed segments that it covers.
     segments: usize,
-    thread: JoinHandle<Result<u64, JournalError>>,
+    task: Box<dyn MergeTask>,
 }
 
 /// Number of fencing numbers reserved at once: 2.1 s of the wall clock, from which they start, or 21 s at 100,000
@@ -219,7 +224,24 @@ impl Journal {
         now: Time,
         wall_micros: u64,
     ) -> Result<OpenedJournal, JournalError> {
-        open::open(Disk::open(&options.dir)?, options, boot, now, wall_micros)
+        let directory = DataDirectory::open(&options.dir)?;
+        Self::open_on(Arc::new(directory), options, boot, now, wall_micros)
+    }
+
+    /// Opens a journal on another storage than a directory of the file system, for simulators and tests.
+    /// [`JournalOptions::dir`] is not used: messages name [`Storage::dir`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`open`](Self::open), except [`JournalError::InUse`].
+    pub fn open_on(
+        storage: Arc<dyn Storage>,
+        options: &JournalOptions,
+        boot: &str,
+        now: Time,
+        wall_micros: u64,
+    ) -> Result<OpenedJournal, JournalError> {
+        open::open(Disk::new(storage), options, boot, now, wall_micros)
     }
 
     /// Records a grant. Fencing numbers must grow, from [`OpenedJournal::next_number`] on. The `note` is restored with
@@ -303,10 +325,10 @@ impl Journal {
         self.stop_on_error(|journal| journal.write_final_snapshot(now))
     }
 
-    /// Waits for the snapshot thread, if it runs.
+    /// Waits for the merge in the background, if it runs.
     pub fn wait_for_snapshot(&mut self) {
-        let Some(Merging { segments, thread }) = self.merging.take() else { return };
-        match thread.join() {
+        let Some(Merging { segments, task }) = self.merging.take() else { return };
+        match task.join() {
             Ok(Ok(length)) => {
                 self.base = (self.base.0 + segments as u64, length);
                 self.sealed.drain(..segments);
@@ -382,7 +404,7 @@ impl Journal {
         self.segment.seal(&self.disk)?;
         self.sealed.push(self.segment.size);
         self.segment = next;
-        if self.merging.as_ref().is_some_and(|merging| merging.thread.is_finished()) {
+        if self.merging.as_ref().is_some_and(|merging| merging.task.is_finished()) {
             self.wait_for_snapshot();
         }
         if self.merging.is_none() && self.sealed.iter().sum::<u64>() / 2 >= self.base.1 {
@@ -391,20 +413,16 @@ impl Journal {
         Ok(())
     }
 
-    /// Starts a thread that writes the next snapshot. Sealed segments of twice the snapshot's size justify rewriting
+    /// Starts to write the next snapshot in the background. Sealed segments of twice the snapshot's size justify rewriting
     /// it.
     fn merge(&mut self) {
         let chain = self.chain();
         let segments = chain.segments.len();
-        let disk = Arc::clone(&self.disk);
-        let thread = std::thread::Builder::new().name("tenure-snapshot".into());
-        match thread.spawn(move || merge::merge(&disk, &chain)) {
-            Ok(thread) => self.merging = Some(Merging { segments, thread }),
-            Err(error) => {
-                let path = self.disk.path(&file_name(FileKind::Snapshot, self.segment.sequence));
-                self.background_error =
-                    Some(JournalError::io("start a thread to write", &path)(error));
-            }
+        let disk = self.disk.clone();
+        let name = file_name(FileKind::Snapshot, self.segment.sequence);
+        match self.disk.spawn_merge(&name, Box::new(move || merge::merge(&disk, &chain))) {
+            Ok(task) => self.merging = Some(Merging { segments, task }),
+            Err(error) => self.background_error = Some(error),
         }
     }
 
@@ -459,10 +477,10 @@ fn round_up_bound(span: Duration, max_lease: Duration) -> Duration {
 }
 
 impl Drop for Journal {
-    /// Waits for the snapshot thread: the directory must stay locked while a thread writes to it.
+    /// Waits for the merge in the background: the directory must stay locked while a thread writes to it.
     fn drop(&mut self) {
-        if let Some(Merging { thread, .. }) = self.merging.take() {
-            let _ = thread.join();
+        if let Some(Merging { task, .. }) = self.merging.take() {
+            let _ = task.join();
         }
     }
 }

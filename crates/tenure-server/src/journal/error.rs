@@ -60,6 +60,11 @@ impl JournalError {
         matches!(self, Self::Damaged { .. } | Self::Missing { .. })
     }
 
+    /// True if a system call failed because a file does not exist.
+    pub(super) fn is_not_found(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+
     pub(super) fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { doing, path: path.to_owned(), source }
     }

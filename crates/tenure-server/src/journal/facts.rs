@@ -1,7 +1,6 @@
 //! Facts: the little that must survive a machine crash, stored in two copies. They are the server's identity, the state
 //! of the directory, and the two limits that the guarantees rest on.
 
-use std::io;
 use std::time::Duration;
 
 use super::disk::Disk;
@@ -65,8 +64,8 @@ impl Facts {
         for name in FILE_NAMES {
             let new = format!("{name}.tmp");
             let file = disk.create(&new, 0)?;
-            disk.write(&file, &new, &bytes, 0)?;
-            disk.sync(&file, &new)?;
+            disk.write(&*file, &new, &bytes, 0)?;
+            disk.sync(&*file, &new)?;
         }
         for name in FILE_NAMES {
             disk.rename(&format!("{name}.tmp"), name)?;
@@ -130,7 +129,7 @@ pub(super) struct Loaded {
 
 /// Copies that exist and are invalid, for the quarantine.
 pub(super) fn damaged_copies(disk: &Disk) -> Vec<(&'static str, Vec<u8>)> {
-    let read = |name| Some((name, std::fs::read(disk.path(name)).ok()?));
+    let read = |name| Some((name, disk.read(name).ok()?));
     let copies = FILE_NAMES.into_iter().filter_map(read);
     copies.filter(|(_, bytes)| Facts::decode(bytes).is_err()).collect()
 }
@@ -142,13 +141,12 @@ pub(super) fn load(disk: &Disk) -> Result<Loaded, JournalError> {
     let mut damaged = None;
     for name in FILE_NAMES {
         let path = disk.path(name);
-        let bytes = match std::fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+        let bytes = match disk.read(name) {
+            Err(error) if error.is_not_found() => {
                 absent = Some((name, JournalError::Missing { path }));
                 continue;
             }
-            Err(error) => return Err(JournalError::io("read", &path)(error)),
+            other => other?,
         };
         match Facts::decode(&bytes) {
             Ok(facts) => good.push(facts),

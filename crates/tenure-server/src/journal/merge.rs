@@ -1,7 +1,6 @@
 //! Snapshots: the holds of a chain of segments, merged into one file.
 
 use std::collections::HashMap;
-use std::fs::File;
 
 use tenure_core::Time;
 
@@ -10,6 +9,7 @@ use super::disk::Disk;
 use super::error::JournalError;
 use super::format::{FileKind, HEADER_LEN, Header, Record};
 use super::read::{Chain, ChainEnd, FileOwner, file_name};
+use super::storage::StorageFile;
 
 /// Last change of a hold after its grant.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +63,7 @@ pub(super) struct Snapshot<'a> {
     disk: &'a Disk,
     owner: FileOwner,
     sequence: u64,
-    file: File,
+    file: Box<dyn StorageFile>,
     batch: RecordBatch,
     end: u64,
 }
@@ -90,10 +90,10 @@ impl<'a> Snapshot<'a> {
         let unfinished = Self::unfinished(self.sequence);
         let Self { disk, owner: FileOwner { instance, boot }, sequence, file, end, .. } = self;
         let header = Header { kind: FileKind::Snapshot, instance, sequence, size: end, boot };
-        disk.write(&file, &unfinished, &header.encode(), 0)?;
+        disk.write(&*file, &unfinished, &header.encode(), 0)?;
         // The content is synced before the rename. Otherwise a crash could leave the final name with missing content.
         if durable {
-            disk.sync(&file, &unfinished)?;
+            disk.sync(&*file, &unfinished)?;
         }
         disk.rename(&unfinished, &file_name(FileKind::Snapshot, sequence))?;
         if durable {
@@ -105,7 +105,7 @@ impl<'a> Snapshot<'a> {
     fn flush(&mut self) -> Result<(), JournalError> {
         let bytes = self.batch.seal(self.sequence, self.end);
         if !bytes.is_empty() {
-            self.disk.write(&self.file, &Self::unfinished(self.sequence), bytes, self.end)?;
+            self.disk.write(&*self.file, &Self::unfinished(self.sequence), bytes, self.end)?;
             self.end += bytes.len() as u64;
         }
         self.batch.clear();

@@ -7,19 +7,19 @@
 //! - Old files are moved or removed only after the facts, stored durably, no longer refer to them.
 
 use std::fmt;
-use std::sync::Arc;
 
 use tenure_core::table::Mode;
 use tenure_core::{LockToken, Time};
 
 use super::batch::RecordBatch;
-use super::disk::{Disk, QUARANTINE_DIR};
+use super::disk::Disk;
 use super::error::JournalError;
 use super::facts::{self, Facts};
 use super::format::{BootId, FileKind, Record};
 use super::merge::{Snapshot, replay_holds};
 use super::read::{Chain, FileOwner, Reader, file_name};
 use super::segment::Segment;
+use super::storage::QUARANTINE_DIR;
 use super::{FENCE_BLOCK_SIZE, Journal, JournalOptions, round_up_bound};
 
 /// Margin above the largest readable fencing number if the facts are lost: larger numbers may have been issued and be
@@ -107,6 +107,8 @@ struct Inventory {
     /// Sequences of the snapshots, ascending.
     snapshots: Vec<u64>,
     unfinished: Vec<String>,
+    /// True if a crash of an earlier run left a quarantine.
+    quarantine: bool,
     /// A file that no server wrote, if there is one.
     foreign: Option<String>,
 }
@@ -131,6 +133,8 @@ impl Inventory {
                 if ours.iter().any(|prefix| whole.starts_with(prefix)) {
                     inventory.unfinished.push(name);
                 }
+            } else if name == QUARANTINE_DIR {
+                inventory.quarantine = true;
             } else if !facts::FILE_NAMES.contains(&name.as_str()) {
                 inventory.foreign = Some(name);
             }
@@ -223,7 +227,7 @@ fn quarantine(
     for (name, bytes) in damaged_facts {
         let name = format!("{QUARANTINE_DIR}/{name}");
         let file = disk.create(&name, 0)?;
-        disk.write(&file, &name, bytes, 0)?;
+        disk.write(&*file, &name, bytes, 0)?;
     }
     Ok(())
 }
@@ -297,7 +301,7 @@ impl Recovery<'_> {
     fn first_start(&self, found: &Inventory) -> Result<RecoveredState, JournalError> {
         // Facts are the first files of a run and are never removed. If other files of a server are here, the facts were
         // lost: a fresh start would forget the holds and repeat fencing numbers.
-        if !found.is_empty() || self.disk.path(QUARANTINE_DIR).exists() {
+        if !found.is_empty() || found.quarantine {
             return Err(JournalError::Missing { path: self.disk.path(facts::FILE_NAMES[0]) });
         }
         if let Some(name) = &found.foreign {
@@ -459,7 +463,7 @@ impl Recovery<'_> {
         }
         remove_before(&disk, sequence)?;
         let journal = Journal {
-            disk: Arc::new(disk),
+            disk,
             max_lease: options.max_lease,
             segment_bytes: options.segment_bytes,
             facts,

@@ -1,10 +1,9 @@
 //! Reading of segments and snapshots; distinguishes a torn end from a damaged file.
 
-use std::fs::File;
-use std::io::{self, BufReader, Read as _};
+use std::io::{BufReader, Read as _};
 use std::path::PathBuf;
 
-use super::disk::Disk;
+use super::disk::{Disk, FileReader};
 use super::error::JournalError;
 use super::format::{
     BootId, FRAME_END_MARK, FRAME_HEAD_LEN, Fields, FileKind, FormatError, FrameHead, HEADER_LEN,
@@ -29,7 +28,7 @@ pub(super) struct FileOwner {
 /// Reader of the frames of a file, in order.
 #[derive(Debug)]
 pub(super) struct Reader {
-    input: BufReader<File>,
+    input: BufReader<FileReader>,
     path: PathBuf,
     sequence: u64,
     size: u64,
@@ -84,15 +83,14 @@ impl Reader {
         kind: FileKind,
         sequence: u64,
     ) -> Result<(Self, [u8; HEADER_LEN]), JournalError> {
-        let path = disk.path(&file_name(kind, sequence));
-        let file = match File::open(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(JournalError::Missing { path });
-            }
-            other => other.map_err(JournalError::io("open", &path))?,
+        let name = file_name(kind, sequence);
+        let path = disk.path(&name);
+        let file = match disk.open(&name) {
+            Err(error) if error.is_not_found() => return Err(JournalError::Missing { path }),
+            other => other?,
         };
-        let size = file.metadata().map_err(JournalError::io("read", &path))?.len();
-        let input = BufReader::with_capacity(1 << 18, file);
+        let size = file.size().map_err(JournalError::io("read", &path))?;
+        let input = BufReader::with_capacity(1 << 18, FileReader::new(file));
         let offset = HEADER_LEN as u64;
         let frame = Vec::new();
         let mut reader = Self { input, path, sequence, size, offset, frame, as_of: 0, torn: false };
@@ -239,9 +237,7 @@ impl Chain {
     pub(super) fn is_on_disk(&self, disk: &Disk) -> Result<bool, JournalError> {
         let segments = self.segments.iter().map(|at| file_name(FileKind::Segment, *at));
         for name in segments.chain([file_name(FileKind::Snapshot, self.base)]) {
-            let path = disk.path(&name);
-            let file = File::open(&path).map_err(JournalError::io("open", &path))?;
-            if disk.sync(&file, &name).is_err() {
+            if disk.sync(&*disk.open(&name)?, &name).is_err() {
                 return Ok(false);
             }
         }

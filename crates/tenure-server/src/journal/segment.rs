@@ -1,12 +1,11 @@
 //! A segment: the file that the records of each turn are appended to.
 
-use std::fs::File;
-
 use super::batch::RecordBatch;
 use super::disk::Disk;
 use super::error::JournalError;
 use super::format::{FileKind, HEADER_LEN, Header, Record, SEAL_LEN};
 use super::read::{FileOwner, file_name};
+use super::storage::StorageFile;
 
 /// The open segment.
 #[derive(Debug)]
@@ -14,7 +13,7 @@ pub(super) struct Segment {
     pub(super) sequence: u64,
     pub(super) size: u64,
     name: String,
-    file: File,
+    file: Box<dyn StorageFile>,
     end: u64,
 }
 
@@ -32,7 +31,7 @@ impl Segment {
         let unfinished = format!("{name}.tmp");
         let file = disk.create(&unfinished, size)?;
         let header = Header { kind: FileKind::Segment, instance, sequence, size, boot };
-        disk.write(&file, &unfinished, &header.encode(), 0)?;
+        disk.write(&*file, &unfinished, &header.encode(), 0)?;
         disk.rename(&unfinished, &name)?;
         Ok(Self { sequence, size, name, file, end: HEADER_LEN as u64 })
     }
@@ -52,7 +51,7 @@ impl Segment {
         batch: &mut RecordBatch,
     ) -> Result<(), JournalError> {
         let bytes = batch.seal(self.sequence, self.end);
-        disk.write(&self.file, &self.name, bytes, self.end)?;
+        disk.write(&*self.file, &self.name, bytes, self.end)?;
         self.end += bytes.len() as u64;
         Ok(())
     }

@@ -2,19 +2,23 @@
 
 mod crashes;
 mod damage;
+mod faulty;
 mod machine;
+mod memory;
 mod reserve;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tempfile::TempDir;
 use tenure_core::table::Mode;
 use tenure_core::{LockToken, Time};
 
-use super::disk::{Disk, Hook};
-use super::{Journal, JournalError, JournalOptions, OpenedJournal, RestoredHold, open};
+use self::faulty::{FaultyStorage, Hook};
+use super::directory::DataDirectory;
+use super::{Journal, JournalError, JournalOptions, OpenedJournal, RestoredHold};
 
 const BOOT: &str = "boot one";
 const OTHER_BOOT: &str = "boot two";
@@ -36,9 +40,9 @@ fn open_with(
     boot: &str,
     now: Time,
 ) -> Result<OpenedJournal, JournalError> {
-    let mut disk = Disk::open(&options.dir)?;
-    disk.hook = hook;
-    open::open(disk, options, boot, now, 0)
+    let Some(hook) = hook else { return Journal::open(options, boot, now, 0) };
+    let directory = Arc::new(DataDirectory::open(&options.dir)?);
+    Journal::open_on(Arc::new(FaultyStorage::new(directory, hook)), options, boot, now, 0)
 }
 
 /// Holds by fencing number.

@@ -1,10 +1,9 @@
 //! `kill -9` after every disk operation, with every kind of partial write, and again during the recovery.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::super::disk::Op;
 use super::super::{CrashCause, LastRun};
+use super::faulty::Op;
 use super::*;
 
 /// Part of the last write that reaches the file when the process is killed.
@@ -26,9 +25,13 @@ fn killer(steps: usize, cut: Cut) -> (Hook, Arc<AtomicUsize>) {
     let seen = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&seen);
     let hook = move |op: &Op<'_>| {
+        // A kill before a read is a kill before the next change.
+        if let Op::Open { .. } = op {
+            return Ok(());
+        }
         let before = counter.fetch_add(1, Ordering::Relaxed);
-        let lands = match (op, cut) {
-            (Op::Write(_, bytes, _), _) if before == steps => match cut {
+        let lands = match op {
+            Op::Write { bytes, .. } if before == steps => match cut {
                 Cut::Nothing => 0,
                 Cut::OneByte => 1,
                 Cut::HalfAFrameHead => 10,
@@ -38,9 +41,9 @@ fn killer(steps: usize, cut: Cut) -> (Hook, Arc<AtomicUsize>) {
             },
             _ => 0,
         };
-        if before < steps { Ok(()) } else { Err(i32::try_from(lands).unwrap()) }
+        if before < steps { Ok(()) } else { Err(lands) }
     };
-    (Hook(Arc::new(hook)), seen)
+    (Hook::new(hook), seen)
 }
 
 /// State that a run had acknowledged to its clients when it was killed.

@@ -8,7 +8,7 @@ use tenure_core::LockToken;
 use tenure_core::table::Mode;
 
 use super::super::FENCE_BLOCK_SIZE;
-use super::super::disk::{Hook, Op};
+use super::faulty::{Hook, Op};
 use super::{BOOT, START, open_with, small, temporary};
 
 #[test]
@@ -16,12 +16,12 @@ fn fencing_numbers_are_reserved_two_seconds_ahead_with_three_syncs_each_time() {
     let folder = temporary();
     let syncs = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&syncs);
-    let hook = Hook(Arc::new(move |op: &Op<'_>| {
-        if matches!(op, Op::Sync(_) | Op::SyncNames) {
+    let hook = Hook::new(move |op| {
+        if matches!(op, Op::Sync { .. } | Op::SyncNames) {
             count.fetch_add(1, Relaxed);
         }
         Ok(())
-    }));
+    });
     let opened = open_with(&small(&folder.path().join("data")), Some(hook), BOOT, START).unwrap();
     let (mut journal, first, lease) = (opened.journal, opened.next_number, Duration::from_secs(9));
     assert_eq!(journal.facts.ceiling - first, 2_097_151, "microseconds of the wall clock");
