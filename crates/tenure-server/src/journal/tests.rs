@@ -107,7 +107,7 @@ impl ModelServer {
         let mode = [Mode::Exclusive, Mode::Shared, Mode::Slot { limit: 7 }][self.dice.below(3)];
         let (lease, ends) = self.lease();
         let key = vec![b'k'; self.dice.below(20) + 1];
-        let long = self.long_notes && self.dice.below(12) == 0;
+        let long = self.long_notes && self.dice.below(5) == 0;
         let note = vec![b'n'; if long { 900 } else { self.dice.below(10) }];
         journal.granted(&key, mode, token, lease, ends, &note);
         let hold = RestoredHold { key: key.into(), mode, token, ends, note: note.into() };

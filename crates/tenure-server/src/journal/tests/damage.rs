@@ -1,6 +1,6 @@
 //! Every file missing, truncated at every byte, with every bit flipped, from another server, of another version.
 
-use super::super::format::FORMAT_VERSION;
+use super::super::format::{FORMAT_VERSION, FRAME_END_MARK, FRAME_HEAD_LEN, HEADER_LEN};
 use super::super::{CrashCause, LastRun};
 use super::*;
 
@@ -120,6 +120,59 @@ fn two_turns_that_changed_places_are_noticed() {
     bytes[first..last].rotate_left(second - first);
     image.put(&options.dir);
     assert!(!judge(&options, &image, &server.holds, server.now, &name));
+}
+
+/// Offsets of the marks of all frames of a file.
+fn marks(bytes: &[u8]) -> Vec<usize> {
+    let mut marks = Vec::new();
+    let mut at = HEADER_LEN;
+    while let Some((length, _)) = bytes.get(at..).and_then(<[u8]>::split_first_chunk)
+        && *length != [0; 4]
+    {
+        at += FRAME_HEAD_LEN + usize::try_from(u32::from_le_bytes(*length)).unwrap();
+        marks.push(at);
+        at += 1;
+    }
+    marks
+}
+
+#[test]
+fn an_erased_mark_passes_for_a_torn_end_only_at_the_end_of_the_journal() {
+    let folder = temporary();
+    // Two runs with one segment each: the second begins with the holds of the first in its snapshot.
+    let options = JournalOptions { segment_bytes: 1 << 14, ..small(&folder.path().join("data")) };
+    let (mut now, mut holds) = (START, Holds::new());
+    for seed in [1, 2] {
+        let opened = open_with(&options, None, BOOT, now).unwrap();
+        let mut server = ModelServer::new(&opened, now, seed);
+        let mut journal = opened.journal;
+        for _ in 0..10 {
+            server.turn(&mut journal);
+            journal.commit().unwrap();
+        }
+        (now, holds) = (server.now, server.holds);
+    }
+    let image = Image::of(&options.dir);
+    let all = [image.only("snapshot-"), image.only("journal-")].concat();
+    let marks =
+        all.iter().flat_map(|name| marks(&image.0[name]).into_iter().map(move |at| (name, at)));
+    let mut marks: Vec<_> = marks.collect();
+    assert_eq!((all.len(), marks.len()), (2, 11), "one of the snapshot, one per turn");
+    let (last, end) = marks.pop().unwrap();
+    let erase = |name: &String, at: usize| {
+        let mut damaged = image.clone();
+        let byte = &mut damaged.0.get_mut(name).unwrap()[at];
+        assert_eq!(std::mem::take(byte), FRAME_END_MARK, "{name}: byte {at}");
+        damaged.put(&options.dir);
+        damaged
+    };
+    for (name, at) in marks {
+        let damaged = erase(name, at);
+        assert!(!judge(&options, &damaged, &holds, now, name), "{name}: byte {at}");
+    }
+    erase(last, end);
+    let opened = open_with(&options, None, BOOT, now).unwrap();
+    assert_eq!(opened.last_run, LastRun::Crashed(CrashCause::TornTail));
 }
 
 #[test]
