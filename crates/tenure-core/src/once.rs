@@ -88,6 +88,17 @@ impl Slot {
         (keep >= self.remaining_at(wall)).then_some(keep)
     }
 
+    /// Latest wall time at which a grant of the mark's key may begin a run of this slot.
+    ///
+    /// An earlier run of the slot has left a mark, which is kept until after this time. A grant that comes later, because
+    /// the process or the store was stopped, may have been made after that mark had ended: the slot would be run twice.
+    /// Half of the time between the end of the slot and the earliest end of a mark is left for differences of clocks.
+    pub fn latest_grant(self, longest: Option<Duration>) -> Duration {
+        let period = Duration::from_millis(self.period);
+        let keep = longest.map_or(period * 2, |longest| longest.min(period * 2));
+        self.begins() + period + keep.saturating_sub(period) / 2
+    }
+
     /// Key of the slot's mark.
     ///
     /// # Errors
@@ -183,6 +194,26 @@ mod tests {
             "it could be run again in its own slot"
         );
         assert_eq!(slot.mark_ttl(Some(HOUR / 2), begin + HOUR / 2), Some(HOUR / 2));
+    }
+
+    #[test]
+    fn a_grant_comes_before_any_mark_of_its_slot_has_ended() {
+        let begin = HOUR * 5;
+        let slot = hourly(begin);
+        for (longest, latest) in [
+            (None, begin + HOUR * 3 / 2),
+            (Some(HOUR * 24), begin + HOUR * 3 / 2),
+            (Some(HOUR * 3 / 2), begin + HOUR * 5 / 4),
+            (Some(HOUR), begin + HOUR),
+            (Some(HOUR / 2), begin + HOUR),
+        ] {
+            assert_eq!(slot.latest_grant(longest), latest, "{longest:?}");
+            for made in [begin, begin + HOUR / 2, begin + HOUR * 9 / 10] {
+                if let Some(keep) = slot.mark_ttl(longest, made) {
+                    assert!(made + keep >= latest, "{longest:?}: a mark made at {made:?}");
+                }
+            }
+        }
     }
 
     #[test]

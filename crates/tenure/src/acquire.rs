@@ -344,15 +344,17 @@ impl AcquireDriver {
     async fn during<T>(&mut self, request: impl Future<Output = T>) -> Raced<T> {
         let mut request = pin!(request);
         loop {
+            // Before the request as well: the failure of a claim may have queued a watch, and then, because the caller
+            // fails fast, the end. The watch would wait forever.
+            if let Some(command) = self.next() {
+                return Err(command);
+            }
             let due = self.machine.poll_timeout().unwrap_or(Time::MAX);
             tokio::select! {
                 biased;
                 result = &mut request => return Ok(result),
                 news = self.caller.news() => self.handle(news),
                 () = self.clock.sleep_until(due) => self.machine.handle_timeout(self.clock.now()),
-            }
-            if let Some(command) = self.next() {
-                return Err(command);
             }
         }
     }

@@ -73,6 +73,10 @@ impl Client {
         &self.store
     }
 
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
     /// Starts a request for a lock: one holder at a time, unless the request is [shared](LockRequest::shared).
     pub fn lock(&self, key: impl AsRef<str>) -> LockRequest {
         self.request(key.as_ref(), RequestKind::Lock { shared: false })

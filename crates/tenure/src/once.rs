@@ -153,6 +153,7 @@ impl OnceRequest {
     /// - `Invalid` if the name or the period is invalid, or if a later slot was run: the clock of this host or of the
     ///   other host is wrong.
     /// - `Contention` if the run of a slot long past has not ended.
+    /// - `Unavailable` if the store answered only after the slot was over.
     /// - `Unsupported` if the store keeps no record without a process.
     /// - Otherwise the error of the store.
     ///
@@ -161,10 +162,12 @@ impl OnceRequest {
     /// If the future is dropped, a grant that arrives meanwhile is released.
     pub async fn begin(self) -> Result<Once> {
         let store = self.client.store().clone();
+        let (clock, wall) = (self.client.clock().clone(), self.now());
+        let began = clock.now();
         let can = store.capabilities();
         let name = self.name.as_ref().map_err(copy_error)?.clone();
         let at = |error: Error| error.on(&name).at(&store);
-        let (key, slot, mark, keep) = self.plan(&name).map_err(at)?;
+        let (key, slot, mark, keep) = self.plan(&name, wall).map_err(at)?;
         let notes = store.durable_notes();
         if !can.detached && notes.is_none() {
             return Err(at(Error::new(
@@ -207,6 +210,16 @@ impl OnceRequest {
         let client = self.client.clone();
         let retry = self.retry;
         let mut run = OnceRun { client, guard: Some(guard), key, mark, slot, keep, retry };
+        // Counted by a clock that cannot be set, from before the slot was computed.
+        let granted = wall + clock.now().since(began);
+        if let Some(slot) = slot.filter(|_| notes.is_none())
+            && granted > slot.latest_grant(store.max_ttl())
+        {
+            run.release_guard().await?;
+            let message = "the store granted the slot only after the slot was over: it may have been run, and \
+                           nothing is run now";
+            return Err(at(Error::new(ErrorKind::Unavailable, message)));
+        }
         if let Some(notes) = notes {
             // Read under the lock: between the first look and the grant, another process may have run the slot and
             // recorded it. From here on no other process can.
@@ -221,7 +234,7 @@ impl OnceRequest {
         Ok(Once::Run(run))
     }
 
-    fn plan(&self, name: &Key) -> Result<(Key, Option<Slot>, String, Duration)> {
+    fn plan(&self, name: &Key, wall: Duration) -> Result<(Key, Option<Slot>, String, Duration)> {
         let invalid = |message: String| Error::new(ErrorKind::Invalid, message);
         match &self.slot_spec {
             SlotSpec::Unspecified => {
@@ -229,9 +242,9 @@ impl OnceRequest {
             }
             SlotSpec::Per(length) => {
                 let period = Period::new(*length).map_err(|error| invalid(error.to_string()))?;
-                let (now, longest) = (self.now(), self.client.store().max_ttl());
-                let slot = period.slot_at(now);
-                let keep = slot.mark_ttl(longest, now).ok_or_else(|| {
+                let longest = self.client.store().max_ttl();
+                let slot = period.slot_at(wall);
+                let keep = slot.mark_ttl(longest, wall).ok_or_else(|| {
                     let longest = longest.unwrap_or_default();
                     invalid(format!(
                         "the store keeps no lease longer than {longest:.1?}, and this slot lasts longer: raise its \

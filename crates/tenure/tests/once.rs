@@ -2,10 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use tenure::once::{Once, OnceRequest};
-use tenure::{Client, ErrorKind};
+use tenure::{Client, Clock, ErrorKind, MemoryStore};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -140,4 +142,33 @@ async fn invalid_once_requests_are_rejected() {
     assert!(said(client.once("x".repeat(199)).per(HOUR)).await.contains("shorten it"));
     assert!(said(client.once("a").slot("x", Duration::ZERO)).await.contains("kept for 0"));
     assert!(said(client.once("a").slot("x\ny", HOUR)).await.contains("U+000A"));
+}
+
+/// A process that is stopped for long, wherever it has just read its clock, does not run a slot that another process ran.
+#[tokio::test]
+async fn a_slot_is_not_run_again_by_a_process_that_was_stopped() {
+    let mut readings = 0;
+    loop {
+        let (clock, hand) = Clock::manual();
+        let store = Arc::new(MemoryStore::with_clock(clock.clone()));
+        let client = Client::with_store(store.clone()).with_clock(clock.clone());
+        assert!(runs(hourly(&client, hour(1))).await);
+        let left = Arc::new(AtomicU64::new(readings));
+        let count = Arc::clone(&left);
+        hand.stop_after_readings(move || match count.fetch_sub(1, Ordering::Relaxed) {
+            0 => HOUR * 3,
+            _ => Duration::ZERO,
+        });
+        let late = Client::with_store(store).with_clock(clock);
+        match hourly(&late, hour(1) + HOUR / 4).begin().await {
+            Ok(Once::Ran(_)) => {}
+            Ok(Once::Run(_)) => panic!("run again: stopped after {readings} readings of the clock"),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}"),
+        }
+        if left.load(Ordering::Relaxed) < u64::MAX / 2 {
+            break;
+        }
+        readings += 1;
+    }
+    assert!(readings > 1, "the clock was read {readings} times");
 }

@@ -198,3 +198,21 @@ fn without_a_runtime_there_is_no_start() {
     let error = now_or_never(election.start()).expect("at once").expect_err("no runtime");
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
 }
+
+/// Every claim that fails while the store is away ends its task.
+#[tokio::test]
+async fn failed_claims_leave_no_task_behind() {
+    let stage = Stage::new();
+    stage.faults.set_down(true);
+    let election = stage.election().build().expect("good settings");
+    let mut events = election.events();
+    election.start().await.expect("started");
+    stage.pass(secs(3)).await;
+    until(&mut events, |event| matches!(event, Event::Error(_))).await;
+    stage.faults.set_down(false);
+    drop(events);
+    election.shutdown(None).await.expect("stopped");
+    drop(election);
+    stage.pass(secs(30)).await;
+    assert!(now_or_never(stage.client.idle()).is_some(), "a task is left");
+}
