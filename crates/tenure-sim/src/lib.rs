@@ -18,6 +18,7 @@ mod faults;
 mod in_flight;
 mod message;
 pub mod model;
+pub mod product;
 mod setup;
 mod soak;
 mod store;

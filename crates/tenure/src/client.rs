@@ -161,7 +161,7 @@ impl Client {
     pub async fn renew(&self, key: impl AsRef<str>, handle: &Handle, ttl: Duration) -> Result<()> {
         let mut hold = self.store.resume(&Key::new(key.as_ref())?, handle).await?;
         let renewed = hold.renew(ttl, ttl / 4).await;
-        hold.detach();
+        hold.detach(ttl / 4).await?;
         renewed.map(|_| ())
     }
 

@@ -394,9 +394,14 @@ pub trait Hold: fmt::Debug + Send {
         None
     }
 
-    /// Drops this value without releasing the hold: the hold lasts until its lease ends. Called only if
-    /// [`handle`](Self::handle) returns a handle.
-    fn detach(self: Box<Self>);
+    /// Lets the hold outlive this value, which is dropped afterwards: the hold lasts until its lease ends. Called only
+    /// if [`handle`](Self::handle) returns a handle. Resolves when the store has confirmed it.
+    ///
+    /// # Errors
+    ///
+    /// `NotHeld` if the hold has ended. `Unknown` if the store gave no clear answer within `limit`: the hold may end
+    /// with this value.
+    async fn detach(&mut self, limit: Duration) -> Result<()>;
 
     /// Inline release of this hold, so that a guard need not wait for its keeper; `None` if a release takes a request.
     ///

@@ -91,7 +91,9 @@ impl Hold for Slow {
     fn handle(&self) -> Option<Handle> {
         None
     }
-    fn detach(self: Box<Self>) {}
+    async fn detach(&mut self, _limit: Duration) -> Result<()> {
+        Ok(())
+    }
     fn release_inline(&self) -> Option<Weak<dyn ReleaseInline>> {
         let state: Arc<dyn ReleaseInline> = Arc::clone(&self.0) as _;
         Some(Arc::downgrade(&state))

@@ -293,8 +293,8 @@ impl Hold for FaultyHold {
         self.inner.revision()
     }
 
-    fn detach(self: Box<Self>) {
-        self.inner.detach();
+    async fn detach(&mut self, limit: Duration) -> Result<()> {
+        self.inner.detach(limit).await
     }
 
     #[cfg(unix)]

@@ -10,7 +10,7 @@ use tenure_core::keeper::{Granted, HoldEnd, Keeper, KeeperCommand, KeeperInput};
 use tokio::sync::{oneshot, watch};
 
 use super::{Guard, HoldContext, KeeperRequest, KeeperState, View};
-use crate::store::{Handoff, Hold, HoldEvent, Renewed, unsupported};
+use crate::store::{Handoff, Hold, HoldEvent, Loss, Renewed, unsupported};
 use crate::{Error, ErrorKind, Result, telemetry};
 
 /// The task that keeps a hold: drives the core's keeper against the store.
@@ -90,11 +90,11 @@ impl Keep {
                 Some(KeeperCommand::Lost(_) | KeeperCommand::HandoffRequested) => {}
             }
         };
-        self.end(end);
+        self.end(end).await;
     }
 
-    fn end(self, end: HoldEnd) {
-        let Self { hold, mut steering } = self;
+    async fn end(self, end: HoldEnd) {
+        let Self { mut hold, mut steering } = self;
         let (about, order) = (Arc::clone(&steering.about), steering.order.take());
         drop(steering);
         let HoldContext { key, store, token, clock, .. } = &*about;
@@ -112,12 +112,21 @@ impl Keep {
         match order {
             Some(KeeperRequest::Release(reply)) => drop(reply.send(outcome)),
             Some(KeeperRequest::Detach(reply)) => {
-                let handle = hold.handle();
-                if handle.is_some() && outcome.is_ok() {
-                    hold.detach();
-                }
-                let what = || unsupported(&**store, "keep a hold without its process").on(key);
-                drop(reply.send(outcome.and_then(|()| handle.ok_or_else(what))));
+                let detached = match (outcome, hold.handle()) {
+                    (Ok(()), Some(handle)) => {
+                        let detached = hold.detach(about.lease.request_limit()).await;
+                        let lost = |error: Error| match error.is_refusal() {
+                            true => about.lost(Loss::Taken).into(),
+                            false => error,
+                        };
+                        detached.map(|()| handle).map_err(lost)
+                    }
+                    (Ok(()), None) => {
+                        Err(unsupported(&**store, "keep a hold without its process").on(key))
+                    }
+                    (Err(error), _) => Err(error),
+                };
+                drop(reply.send(detached));
             }
             Some(KeeperRequest::ReleasedInline) | None => {}
         }

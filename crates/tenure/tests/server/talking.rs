@@ -396,3 +396,41 @@ async fn the_end_of_one_connection_is_no_loss_on_another() {
     let lost = tokio::time::timeout(SHORT, hold.event()).await;
     assert!(lost.is_err(), "{lost:?}");
 }
+
+/// The server may have granted a claim whose connection ended: a proxy closed it, or the hold is detached.
+#[tokio::test]
+async fn a_wait_whose_connection_ended_has_no_clear_outcome() {
+    let script = Script::new().await;
+    let (store, mut peer) = connected(&script).await;
+    let waiting = Claim { detached: true, ..claim(1, true) };
+    let (answer, ()) = tokio::join!(store.claim(&waiting, LIMIT), async {
+        peer.request().await;
+        peer.say("queued").await;
+    });
+    let Ok(Answer::Queued(mut place)) = answer else { panic!("not queued: {answer:?}") };
+    drop(peer);
+    let error = place.wait(LIMIT).await.expect_err("the connection is gone");
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+}
+
+#[tokio::test]
+async fn a_hold_is_detached_when_the_server_has_confirmed_it() {
+    let script = Script::new().await;
+    for (said, kind) in
+        [("ok", None), ("error", Some(ErrorKind::NotHeld)), ("", Some(ErrorKind::Unknown))]
+    {
+        let (store, mut peer) = connected(&script).await;
+        let mut hold = held(&store, &mut peer).await.hold;
+        let (detached, peer) = tokio::join!(hold.detach(LIMIT), async {
+            assert_eq!(peer.request().await[0], "xl");
+            if said.is_empty() {
+                drop(peer);
+                return None;
+            }
+            peer.say(said).await;
+            Some(peer)
+        });
+        assert_eq!(detached.err().map(|error| error.kind()), kind, "{said:?}");
+        drop((hold, peer));
+    }
+}

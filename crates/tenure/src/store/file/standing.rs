@@ -500,7 +500,9 @@ impl Hold for FileHold {
         None
     }
 
-    fn detach(self: Box<Self>) {}
+    async fn detach(&mut self, _limit: Duration) -> Result<()> {
+        Ok(())
+    }
 
     fn release_inline(&self) -> Option<Weak<dyn ReleaseInline>> {
         let standing: Arc<dyn ReleaseInline> = Arc::clone(&self.standing) as _;

@@ -71,10 +71,11 @@ impl Hold for MemoryHold {
         Some(Handle::new(format!("{space}{}", self.token)))
     }
 
-    fn detach(self: Box<Self>) {
+    async fn detach(&mut self, _limit: Duration) -> Result<()> {
         if let Some(entry) = self.claim.shared.lock().entries.get_mut(&self.claim.owner) {
             entry.detached = true;
         }
+        Ok(())
     }
 
     #[cfg(unix)]

@@ -189,7 +189,9 @@ impl Hold for NatsHold {
         Some(self.sequence)
     }
 
-    fn detach(self: Box<Self>) {}
+    async fn detach(&mut self, _limit: Duration) -> Result<()> {
+        Ok(())
+    }
 
     #[cfg(unix)]
     fn keep_open(&self) -> Option<std::sync::Weak<dyn crate::store::KeepOpen>> {

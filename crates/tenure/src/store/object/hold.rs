@@ -191,7 +191,9 @@ impl Hold for ObjectHold {
         Some(write_handle(claim, FencingToken::new(0, self.fence)))
     }
 
-    fn detach(self: Box<Self>) {}
+    async fn detach(&mut self, _limit: Duration) -> Result<()> {
+        Ok(())
+    }
 
     #[cfg(unix)]
     fn keep_open(&self) -> Option<std::sync::Weak<dyn crate::store::KeepOpen>> {

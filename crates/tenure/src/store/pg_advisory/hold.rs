@@ -90,7 +90,9 @@ impl Hold for AdvisoryHold {
         None
     }
 
-    fn detach(self: Box<Self>) {}
+    async fn detach(&mut self, _limit: Duration) -> Result<()> {
+        Ok(())
+    }
 
     #[cfg(unix)]
     fn keep_open(&self) -> Option<Weak<dyn KeepOpen>> {

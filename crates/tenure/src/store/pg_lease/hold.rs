@@ -150,7 +150,9 @@ impl Hold for LeaseHold {
         Some(self.name.handle())
     }
 
-    fn detach(self: Box<Self>) {}
+    async fn detach(&mut self, _limit: Duration) -> Result<()> {
+        Ok(())
+    }
 
     #[cfg(unix)]
     fn keep_open(&self) -> Option<Weak<dyn crate::store::KeepOpen>> {

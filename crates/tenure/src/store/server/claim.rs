@@ -121,14 +121,9 @@ impl ClaimState {
         }
     }
 
-    /// Lets the hold outlive this state.
-    pub(super) fn detach(&self) {
+    /// Lets the hold outlive this state. The server has confirmed that it outlives the connection.
+    pub(super) fn set_detached(&self) {
         self.state.send_modify(|state| state.detached = true);
-        if !self.detached {
-            self.connection.send_without_reply(&Request::Extended(ExtensionRequest::Detach {
-                id: ClaimId(self.id),
-            }));
-        }
     }
 
     /// Sets the stage after a release, or after a loss that a request has detected.
@@ -185,7 +180,15 @@ impl ClaimState {
     pub(super) fn handle_disconnect(&self, end: &ConnectionEnd) {
         self.state.send_if_modified(|state| {
             state.stage = match &state.stage {
-                ClaimStage::Waiting if *end == ConnectionEnd::ClosedByServer => ClaimStage::Gone,
+                // dflockd ends a place with its connection. Our own server may have granted the claim before: the
+                // connection may have been closed by a proxy, or by the server because this client did not read, and a
+                // detached hold does not end with it. A server that stops says that a place is gone.
+                ClaimStage::Waiting
+                    if *end == ConnectionEnd::ClosedByServer
+                        && self.shared.protocol == Protocol::Plain =>
+                {
+                    ClaimStage::Gone
+                }
                 ClaimStage::Asked | ClaimStage::Waiting => ClaimStage::Unclear,
                 ClaimStage::Held { .. } if !self.detached => ClaimStage::Lost(Loss::Disconnected),
                 _ => return false,

@@ -73,7 +73,7 @@ pub(super) enum NoReply {
 /// Reason for the end of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ConnectionEnd {
-    /// The server closed the connection: it has ended the claims and holds of this connection.
+    /// The server closed the connection, or a proxy between did.
     ClosedByServer,
     /// This client closed the connection.
     ClosedByClient,

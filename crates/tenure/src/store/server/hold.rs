@@ -7,7 +7,7 @@ use std::sync::Weak;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tenure_core::wire::{ExtensionRequest, Request};
+use tenure_core::wire::{ClaimId, ExtensionRequest, Request};
 use tenure_core::{FencingToken, Key, LockToken, Time};
 
 use super::claim::{ClaimStage, ClaimState};
@@ -111,6 +111,21 @@ impl ServerHold {
         }
     }
 
+    /// Unbinds the hold from its connection. Without the server's reply it is not known whether the end of the
+    /// connection will end the hold.
+    async fn detach_until(&self, claim: &ClaimState, until: Time) -> Result<()> {
+        let request = Request::Extended(ExtensionRequest::Detach { id: ClaimId(claim.id) });
+        match self.connection(until).await?.ask(&request, until).await {
+            Ok(OwnedReply::Done) => Ok(()),
+            Ok(OwnedReply::Error(why)) if why.is_empty() => {
+                self.set_stage(ClaimStage::Lost(Loss::Taken));
+                Err(not_held("the hold has ended"))
+            }
+            Ok(reply) => Err(unexpected_reply(&reply)),
+            Err(no_reply) => Err(unknown_outcome(no_reply)),
+        }
+    }
+
     fn set_stage(&self, stage: ClaimStage) {
         if let Some(claim) = &self.claim
             && matches!(claim.stage(), ClaimStage::Held { .. })
@@ -170,10 +185,13 @@ impl Hold for ServerHold {
             .then(|| Handle::new(format!("{space}{}", self.token)))
     }
 
-    fn detach(self: Box<Self>) {
-        if let Some(claim) = &self.claim {
-            claim.detach();
-        }
+    async fn detach(&mut self, limit: Duration) -> Result<()> {
+        let Some(claim) = &self.claim else { return Ok(()) };
+        let until = self.shared.clock.now() + limit;
+        let detached = if claim.detached { Ok(()) } else { self.detach_until(claim, until).await };
+        detached.map_err(|error| error.on(&self.key).at(&self.shared))?;
+        claim.set_detached();
+        Ok(())
     }
 
     #[cfg(unix)]

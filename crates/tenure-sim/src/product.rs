@@ -1,0 +1,140 @@
+//! The product in simulation: the shipped library and the shipped server, on simulated time, network and disk.
+//!
+//! Client processes run the real acquire loop, keeper, lock-server store, election and `once`, each process on a
+//! single-threaded runtime of its own. The server runs its real event loop, engine and journal. Only the edges are
+//! simulated: clocks, streams and files. So every decision, every byte on the wire and every byte on the disk is that
+//! of the shipped code, and a run is a function of its [`Plan`], which is a function of a seed.
+//!
+//! A referee outside the code judges the run by the real time of the simulation.
+
+mod disk;
+mod host;
+mod network;
+mod plan;
+mod process;
+mod referee;
+mod timeline;
+mod work;
+mod world;
+
+use std::fmt;
+use std::ops::AddAssign;
+
+pub use self::plan::{Fault, Link, Plan, ScheduledFault, ServerPlan, Work};
+pub use self::referee::ProductBreach;
+use self::timeline::Timeline;
+use self::world::World;
+
+/// Event counts of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProductStats {
+    /// Events of the simulation.
+    pub events: u64,
+    /// Segments on the network.
+    pub segments: u64,
+    /// Holds that users were told of.
+    pub holds: u64,
+    /// Holds that were lost.
+    pub losses: u64,
+    /// Places in queues.
+    pub waits: u64,
+    /// Starts of the server.
+    pub server_starts: u64,
+}
+
+impl AddAssign for ProductStats {
+    fn add_assign(&mut self, other: Self) {
+        self.events += other.events;
+        self.segments += other.segments;
+        self.holds += other.holds;
+        self.losses += other.losses;
+        self.waits += other.waits;
+        self.server_starts += other.server_starts;
+    }
+}
+
+/// A breach of a promise, with the plan of its run.
+#[derive(Clone, Debug)]
+pub struct ProductViolation {
+    /// Plan of the run.
+    pub plan: Plan,
+    /// Kind of breach.
+    pub breach: ProductBreach,
+    /// Users, keys and tokens concerned.
+    pub what: String,
+    /// Events of the run, one line each; empty unless recorded.
+    pub timeline: Vec<String>,
+}
+
+impl fmt::Display for ProductViolation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { plan, breach, what, timeline } = self;
+        writeln!(f, "seed {}: {breach}: {what}", plan.seed)?;
+        write!(f, "{plan}")?;
+        timeline.iter().try_for_each(|line| writeln!(f, "{line}"))
+    }
+}
+
+impl std::error::Error for ProductViolation {}
+
+/// Runs the plan of a seed.
+///
+/// # Errors
+///
+/// The first breach, in the simplest run that still shows it, with its timeline.
+pub fn simulate_product(seed: u64) -> Result<ProductStats, Box<ProductViolation>> {
+    run(Plan::draw(seed), false).map_err(|violation| Box::new(simplify(*violation)))
+}
+
+/// Runs a plan. With `record`, a violation has a timeline.
+///
+/// # Errors
+///
+/// The first breach.
+pub fn run(plan: Plan, record: bool) -> Result<ProductStats, Box<ProductViolation>> {
+    let timeline = if record { Timeline::recorded() } else { Timeline::default() };
+    let world = World::new(plan, timeline);
+    if record {
+        tracing::subscriber::with_default(timeline::LogLines, || world.run());
+    } else {
+        world.run();
+    }
+    let breach = world.referee.borrow_mut().breach.take();
+    if let Some((breach, what)) = breach {
+        let timeline = world.timeline.take().into_lines();
+        return Err(Box::new(ProductViolation {
+            plan: world.plan.clone(),
+            breach,
+            what,
+            timeline,
+        }));
+    }
+    let referee = world.referee.borrow();
+    Ok(ProductStats {
+        events: world.events.get(),
+        segments: world.net.borrow().segments,
+        holds: referee.holds,
+        losses: referee.losses,
+        waits: referee.waits,
+        server_starts: u64::from(world.host.borrow().starts),
+    })
+}
+
+/// Finds a simpler plan with the same breach, as long as there is one, and records its timeline.
+fn simplify(mut violation: ProductViolation) -> ProductViolation {
+    'simpler: loop {
+        for plan in violation.plan.simpler() {
+            if let Err(simpler) = run(plan, false)
+                && simpler.breach == violation.breach
+            {
+                violation = *simpler;
+                continue 'simpler;
+            }
+        }
+        break;
+    }
+    match run(violation.plan.clone(), true) {
+        Err(recorded) => *recorded,
+        Ok(_) => violation,
+    }
+}

@@ -1,0 +1,536 @@
+//! The machine of the server: its process, its clocks, its disk, and the faults that strike between two operations.
+
+use std::any::Any;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure_core::{Random, Time};
+use tenure_server::journal::{Journal, JournalError, JournalOptions};
+use tenure_server::network::{COMMANDS, LISTENER, Network, NetworkEvent, NetworkStream};
+use tenure_server::{Engine, Handle, Server, Settings};
+
+use super::disk::SimulatedDisk;
+use super::network::Side;
+use super::plan::{Fault, Plan};
+use super::referee::ProductBreach;
+use super::world::{self, Event, World, nanos, note};
+use crate::clock::Clock;
+
+/// Secret of the server: without one it does not break holds.
+pub(super) const SECRET: &str = "simulated";
+/// Longest lease of the server.
+const MAX_LEASE: Duration = Duration::from_secs(60);
+/// Wall clock at the start of a run.
+pub(super) const WALL_EPOCH: u64 = 1_700_000_000_000_000_000;
+/// Interval at which an idle server is woken while a fault waits for its next operation.
+const POKE_INTERVAL: u64 = 5_000_000;
+/// Most events per wait.
+const EVENTS: usize = 128;
+
+/// The machine of the server.
+#[derive(Debug)]
+pub(super) struct Host {
+    /// The server, unless it is down or in the middle of a step.
+    pub(super) server: Option<Server<SimulatedNetwork>>,
+    handle: Option<Handle>,
+    pub(super) clock: Clock,
+    pub(super) wall_offset: i64,
+    pub(super) disk: SimulatedDisk,
+    boot: u32,
+    /// Number of starts.
+    pub(super) starts: u32,
+    /// Faults that strike after some more operations.
+    pub(super) armed: Vec<(u64, Fault)>,
+    /// The machine has crashed: nothing that the dead process does has an effect.
+    pub(super) crashed: bool,
+    commands: bool,
+    /// Real time of the next step; `u64::MAX` if there is none.
+    scheduled: u64,
+    /// True while the server's code runs.
+    serving: bool,
+    /// A step is due that came while the server was stopped.
+    missed: bool,
+    /// Time from the end of the process to its restart, once it was told to stop.
+    restart_after: u64,
+}
+
+impl Host {
+    pub(super) fn new(plan: &Plan, random: &mut Random) -> Self {
+        Self {
+            server: None,
+            handle: None,
+            clock: Clock::new(1_000_000_000 + random.below(1 << 40), drift(plan.drift, random)),
+            wall_offset: 0,
+            disk: SimulatedDisk::new(),
+            boot: 0,
+            starts: 0,
+            armed: Vec::new(),
+            crashed: false,
+            commands: false,
+            scheduled: u64::MAX,
+            serving: false,
+            missed: false,
+            restart_after: 0,
+        }
+    }
+}
+
+/// Draws the error of a clock's rate.
+pub(super) fn drift(most: u64, random: &mut Random) -> i64 {
+    let most = i64::try_from(most).unwrap_or(0);
+    i64::try_from(random.below(2 * most.unsigned_abs() + 1)).unwrap_or(0) - most
+}
+
+/// Payload of the unwinding that ends a killed server in the middle of its step.
+struct ServerEnded;
+
+/// Marks the end of an operation of the server: faults strike here.
+pub(super) fn server_operation() {
+    world::with(|world| {
+        if let Some(fault) = world.next_server_fault() {
+            world.strike(fault);
+        }
+    });
+}
+
+/// Marks a write of the server. Returns the number of bytes that reach the file if the server is killed meanwhile; the
+/// caller then calls [`end_server`].
+pub(super) fn server_write(length: usize) -> Option<usize> {
+    world::with(|world| {
+        let fault = world.next_server_fault()?;
+        if matches!(fault, Fault::KillServer { .. } | Fault::CrashMachine { .. }) {
+            let written = world.random.borrow_mut().below(length as u64 + 1);
+            world.host.borrow_mut().armed.insert(0, (0, fault));
+            return usize::try_from(written).ok();
+        }
+        world.strike(fault);
+        None
+    })
+}
+
+/// Ends the server in the middle of a write.
+pub(super) fn end_server() {
+    server_operation();
+}
+
+impl World {
+    /// Takes the fault that strikes at this operation, if any.
+    fn next_server_fault(&self) -> Option<Fault> {
+        let mut host = self.host.borrow_mut();
+        if !host.serving || self.judging.get() {
+            return None;
+        }
+        let struck = host.armed.iter().position(|(left, _)| *left == 0);
+        for (left, _) in &mut host.armed {
+            *left = left.saturating_sub(1);
+        }
+        struck.map(|index| host.armed.remove(index).1)
+    }
+
+    /// Stops or ends the server in the middle of its step.
+    fn strike(self: &Rc<Self>, fault: Fault) {
+        match fault {
+            Fault::StopServer { lasts, .. } => {
+                note!(self, "server", "is stopped for {lasts:?}");
+                // Every other process goes on meanwhile.
+                self.run_until(self.now.get() + nanos(lasts));
+                note!(self, "server", "continues");
+                self.disturb_all();
+            }
+            Fault::KillServer { .. } | Fault::CrashMachine { .. } => {
+                self.host.borrow_mut().armed.insert(0, (0, fault));
+                resume_unwind(Box::new(ServerEnded));
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn begin_server_fault(self: &Rc<Self>, fault: Fault) {
+        match fault {
+            Fault::StopServer { operations, .. }
+            | Fault::KillServer { operations, .. }
+            | Fault::CrashMachine { operations, .. } => {
+                self.host.borrow_mut().armed.push((operations, fault));
+                self.schedule_server(self.now.get());
+            }
+            Fault::ShutDownServer { restart_after } => {
+                let mut host = self.host.borrow_mut();
+                host.restart_after = nanos(restart_after);
+                if let Some(handle) = &host.handle {
+                    let handle = handle.clone();
+                    drop(host);
+                    handle.stop();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn schedule_server(&self, at: u64) {
+        let at = at.max(self.now.get());
+        let mut host = self.host.borrow_mut();
+        if host.server.is_none() {
+            // Down, or in the middle of a step, after which it is scheduled again.
+            host.missed |= host.serving;
+        } else if at < host.scheduled {
+            host.scheduled = at;
+            drop(host);
+            self.schedule(at, Event::StepServer);
+        }
+    }
+
+    pub(super) fn start_server(self: &Rc<Self>) {
+        let now = self.now.get();
+        let (disk, boot, wall, instance) = {
+            let mut host = self.host.borrow_mut();
+            if host.server.is_some() || host.serving {
+                return;
+            }
+            host.crashed = false;
+            host.starts += 1;
+            host.scheduled = u64::MAX;
+            host.serving = true;
+            let wall = (WALL_EPOCH + now).saturating_add_signed(host.wall_offset) / 1_000;
+            (host.disk.clone(), format!("boot {}", host.boot), wall, u128::from(host.starts))
+        };
+        self.net.borrow_mut().machine_up = true;
+        let plan = &self.plan.server;
+        let settings = Settings {
+            max_lease: MAX_LEASE,
+            write_timeout: Some(plan.write_timeout),
+            ..Settings::default()
+        };
+        let clock = SimulatedNetwork;
+        let started = catch_unwind(AssertUnwindSafe(|| {
+            if !plan.durable {
+                return Ok(Ok(Engine::new(settings, Some(SECRET.as_bytes()), instance, wall)));
+            }
+            let options = JournalOptions {
+                max_lease: MAX_LEASE,
+                segment_bytes: plan.segment_bytes,
+                ..JournalOptions::new("data")
+            };
+            let opened_at = clock.now();
+            let opened = Journal::open_on(Arc::new(disk), &options, &boot, opened_at, wall)?;
+            let embargo = opened.embargo_until.map(|until| until.since(opened_at));
+            let held = opened.holds.len();
+            note!(self, "server", "starts: {:?}, {held} holds, {embargo:?}", opened.last_run);
+            Ok(Engine::restore(settings, Some(SECRET.as_bytes()), opened, opened_at))
+        }));
+        let engine = match started {
+            Err(payload) => return self.server_ended(payload, None),
+            Ok(Ok(Ok(engine))) => engine,
+            Ok(Ok(Err(key))) => {
+                let key = String::from_utf8_lossy(&key).into_owned();
+                let what = format!("two holds of {key} in one directory");
+                return self.breach(ProductBreach::ServerFailed, what);
+            }
+            Ok(Err(error)) => return self.start_failed(&error),
+        };
+        let wake = || {
+            world::with(|world| {
+                world.host.borrow_mut().commands = true;
+                world.schedule_server(world.now.get());
+            });
+            Ok(())
+        };
+        let (server, handle) =
+            Server::on_network(SimulatedNetwork, wake, None, engine, self.plan.ttl / 2);
+        self.net.borrow_mut().listening = true;
+        {
+            let mut host = self.host.borrow_mut();
+            host.server = Some(server);
+            host.handle = Some(handle);
+            host.serving = false;
+        }
+        // A claim that failed while the server was down has no place in a queue.
+        self.disturb_all();
+        self.schedule_server(now);
+    }
+
+    fn start_failed(&self, error: &JournalError) {
+        self.host.borrow_mut().serving = false;
+        if let JournalError::Io { source, .. } = error
+            && source.kind() == ErrorKind::StorageFull
+        {
+            note!(self, "server", "cannot start: {error}");
+            self.schedule(self.now.get() + 500_000_000, Event::StartServer);
+            return;
+        }
+        self.breach(ProductBreach::ServerFailed, format!("it refuses to start: {error}"));
+    }
+
+    pub(super) fn step_server(self: &Rc<Self>) {
+        let now = self.now.get();
+        let mut server = {
+            let mut host = self.host.borrow_mut();
+            if host.scheduled != now {
+                return;
+            }
+            host.scheduled = u64::MAX;
+            if host.serving {
+                host.missed = true;
+                return;
+            }
+            let Some(server) = host.server.take() else { return };
+            host.serving = true;
+            server
+        };
+        let step = catch_unwind(AssertUnwindSafe(|| {
+            server.wait_and_serve()?;
+            Ok(server.is_done())
+        }));
+        match step {
+            Err(payload) => self.server_ended(payload, Some(server)),
+            Ok(Ok(false)) => {
+                let timeout = {
+                    self.judging.set(true);
+                    let timeout = server.timeout();
+                    self.judging.set(false);
+                    timeout
+                };
+                let (missed, armed) = {
+                    let mut host = self.host.borrow_mut();
+                    host.server = Some(server);
+                    host.serving = false;
+                    (std::mem::take(&mut host.missed), !host.armed.is_empty())
+                };
+                if missed {
+                    self.schedule_server(self.now.get());
+                }
+                self.schedule_timeout(timeout, armed);
+            }
+            Ok(Ok(true)) => {
+                note!(self, "server", "has stopped");
+                let finished = catch_unwind(AssertUnwindSafe(|| server.finish()));
+                match finished {
+                    Err(payload) => self.server_ended(payload, None),
+                    Ok(result) => self.server_exited(result, None),
+                }
+            }
+            Ok(Err(error)) => self.server_exited(Err(error), Some(server)),
+        }
+    }
+
+    fn schedule_timeout(&self, timeout: Option<Duration>, armed: bool) {
+        let now = self.now.get();
+        let due = timeout.map(|timeout| {
+            let host = self.host.borrow();
+            let local = host.clock.read(now) + timeout;
+            host.clock.when(local, now).unwrap_or(now)
+        });
+        let poke = armed.then_some(now + POKE_INTERVAL);
+        if let Some(at) = due.into_iter().chain(poke).min() {
+            // A step takes some time, so that a server with unfinished work does not stop the world's clock.
+            self.schedule_server(at.max(now + 1_000));
+        }
+    }
+
+    /// The process has exited by itself.
+    fn server_exited(&self, result: io::Result<()>, server: Option<Server<SimulatedNetwork>>) {
+        if let Err(error) = &result {
+            note!(self, "server", "exits: {error}");
+        }
+        drop(server);
+        let restart_after = {
+            let mut host = self.host.borrow_mut();
+            host.serving = false;
+            host.handle = None;
+            host.restart_after.max(1_000_000)
+        };
+        self.process_is_gone();
+        self.schedule(self.now.get() + restart_after, Event::StartServer);
+    }
+
+    /// The process was killed, its machine crashed, or it panicked.
+    fn server_ended(&self, payload: Box<dyn Any + Send>, server: Option<Server<SimulatedNetwork>>) {
+        if !payload.is::<ServerEnded>() {
+            let text = payload.downcast_ref::<String>().cloned();
+            let text =
+                text.or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+            std::mem::forget(server);
+            return self.breach(
+                ProductBreach::ServerFailed,
+                format!("it panicked: {}", text.unwrap_or_default()),
+            );
+        }
+        let (_, fault) = self.host.borrow_mut().armed.remove(0);
+        let restart_after = match fault {
+            Fault::CrashMachine { restart_after, .. } => {
+                note!(self, "server", "its machine crashes");
+                {
+                    let mut net = self.net.borrow_mut();
+                    net.vanish(self.now.get());
+                    net.machine_up = false;
+                }
+                let mut host = self.host.borrow_mut();
+                host.crashed = true;
+                host.boot += 1;
+                let mut random = self.random.borrow_mut();
+                host.disk.crash(&mut random);
+                let ppm = drift(self.plan.drift, &mut random);
+                host.clock = Clock::new(random.below(1 << 36), ppm);
+                host.clock.slew(ppm, self.now.get());
+                restart_after
+            }
+            Fault::KillServer { restart_after, .. } => {
+                note!(self, "server", "is killed");
+                restart_after
+            }
+            _ => Duration::ZERO,
+        };
+        // The kernel closes the sockets of the process; those of a crashed machine have vanished.
+        drop(server);
+        {
+            let mut host = self.host.borrow_mut();
+            host.serving = false;
+            host.handle = None;
+        }
+        self.process_is_gone();
+        self.schedule(self.now.get() + nanos(restart_after), Event::StartServer);
+    }
+
+    fn process_is_gone(&self) {
+        let now = self.now.get();
+        let mut net = self.net.borrow_mut();
+        net.listening = false;
+        while let Some(connection) = net.backlog.pop_front() {
+            net.close(connection, Side::Server, now);
+        }
+        drop(net);
+        self.disturb_all();
+    }
+}
+
+/// Network of the server.
+#[derive(Debug)]
+pub(super) struct SimulatedNetwork;
+
+impl Network for SimulatedNetwork {
+    type Stream = ServerStream;
+
+    fn now(&self) -> Time {
+        let now = world::with(|world| world.host.borrow().clock.read(world.now.get()));
+        server_operation();
+        now
+    }
+
+    fn wait(
+        &mut self,
+        _timeout: Option<Duration>,
+        events: &mut Vec<NetworkEvent>,
+    ) -> io::Result<()> {
+        events.clear();
+        world::with(|world| {
+            let event = |token, readable, writable, closed| NetworkEvent {
+                token,
+                readable,
+                writable,
+                closed,
+            };
+            if std::mem::take(&mut world.host.borrow_mut().commands) {
+                events.push(event(COMMANDS, true, false, false));
+            }
+            let mut net = world.net.borrow_mut();
+            if std::mem::take(&mut net.backlog_changed) {
+                events.push(event(LISTENER, true, false, false));
+            }
+            for (token, readable, writable, closed) in net.take_ready(EVENTS - events.len()) {
+                events.push(event(token, readable, writable, closed));
+            }
+        });
+        server_operation();
+        Ok(())
+    }
+
+    fn accept(&mut self) -> io::Result<(ServerStream, SocketAddr)> {
+        let next = world::with(|world| {
+            let mut net = world.net.borrow_mut();
+            net.backlog.pop_front().map(|index| (index, net.connections[index].client))
+        });
+        let (index, client) = next.ok_or(ErrorKind::WouldBlock)?;
+        let stream = ServerStream(index);
+        server_operation();
+        let last = u8::try_from(client + 1).unwrap_or(u8::MAX);
+        let port = u16::try_from(1024 + index).unwrap_or(u16::MAX);
+        Ok((stream, SocketAddr::from((Ipv4Addr::new(10, 0, 0, last), port))))
+    }
+
+    fn stop_listening(&mut self) {
+        world::with(|world| {
+            let now = world.now.get();
+            let mut net = world.net.borrow_mut();
+            net.listening = false;
+            while let Some(connection) = net.backlog.pop_front() {
+                net.close(connection, Side::Server, now);
+            }
+        });
+    }
+
+    fn register(&self, stream: &mut ServerStream, token: usize) -> io::Result<()> {
+        world::with(|world| world.net.borrow_mut().register(stream.0, token));
+        Ok(())
+    }
+
+    fn watch_writable(&self, stream: &mut ServerStream, _token: usize, on: bool) -> io::Result<()> {
+        world::with(|world| world.net.borrow_mut().watch_writable(stream.0, on));
+        Ok(())
+    }
+
+    fn deregister(&self, stream: &mut ServerStream) {
+        world::with(|world| world.net.borrow_mut().deregister(stream.0));
+    }
+}
+
+/// The server's side of a connection.
+#[derive(Debug)]
+pub(super) struct ServerStream(usize);
+
+impl Read for ServerStream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = world::with(|world| {
+            world.net.borrow_mut().read(self.0, Side::Server, buffer, world.now.get())
+        });
+        server_operation();
+        read.unwrap_or(Err(ErrorKind::WouldBlock.into()))
+    }
+}
+
+impl Write for ServerStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = world::with(|world| {
+            world.net.borrow_mut().write(self.0, Side::Server, bytes, world.now.get())
+        });
+        server_operation();
+        written.unwrap_or(Err(ErrorKind::WouldBlock.into()))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl NetworkStream for ServerStream {
+    fn finish(&self) {
+        world::with(|world| world.net.borrow_mut().finish(self.0, Side::Server, world.now.get()));
+    }
+
+    fn take_error(&self) -> io::Result<Option<io::Error>> {
+        Ok(world::with(|world| world.net.borrow().take_error(self.0)))
+    }
+
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+impl Drop for ServerStream {
+    fn drop(&mut self) {
+        world::with(|world| world.net.borrow_mut().close(self.0, Side::Server, world.now.get()));
+    }
+}

@@ -1,0 +1,622 @@
+//! The work of users: what each user of a client process does, as the seed decides.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tenure::election::{Election, Leadership};
+use tenure::once::Once;
+use tenure::{Client, Clock, Error, ErrorKind, FencingToken, Guard, LockRequest, LockServerStore};
+use tenure_core::Random;
+use tokio::sync::Notify;
+
+use super::host::{self, SECRET};
+use super::plan::Work;
+use super::process::connect;
+use super::referee::{HoldMode, ProductBreach, Teller, Waiting};
+use super::world::{self, Event, note};
+
+/// Slots of the semaphores.
+const SLOTS: u32 = 2;
+/// Time within which a waiter is woken in a quiet world.
+const WAKE_LIMIT: Duration = Duration::from_secs(1);
+
+/// A user: one task of a client process.
+struct User {
+    client: usize,
+    life: u32,
+    number: usize,
+    clock: Clock,
+    random: Random,
+    healed: Arc<Notify>,
+    store: Client,
+}
+
+/// Runs a client process: connects, runs its users, and cleans up.
+pub(super) async fn run_client(client: usize, life: u32, clock: Clock, seed: u64) {
+    let url = format!("tenure://:{SECRET}@server:1");
+    let store = loop {
+        let opened =
+            LockServerStore::with_connections(&url, clock.clone(), move |_, _| connect(client));
+        match opened.await {
+            Ok(store) => break store,
+            Err(error) => {
+                expect_kind(client, "to connect", &error, &[ErrorKind::Unavailable]);
+                clock.sleep_until(clock.now() + Duration::from_millis(50)).await;
+            }
+        }
+    };
+    let store = Client::with_store(Arc::new(store)).with_clock(clock.clone());
+    let (users, healed) =
+        world::with(|world| (world.plan.users, Arc::clone(&world.process(client).healed)));
+    let mut tasks = Vec::new();
+    for number in 0..users {
+        let mut user = User {
+            client,
+            life,
+            number,
+            clock: clock.clone(),
+            random: Random::new(seed ^ (number as u64) << 32),
+            healed: Arc::clone(&healed),
+            store: store.clone(),
+        };
+        tasks.push(tokio::spawn(async move { user.run().await }));
+    }
+    for task in tasks {
+        // A user that panicked has broken the run already.
+        if let Err(error) = task.await {
+            breach(ProductBreach::UnexpectedError, format!("a user of client {client}: {error}"));
+        }
+    }
+    store.idle().await;
+    world::with(|world| {
+        world.process(client).done.set(true);
+        note!(world, &format!("client {client}"), "has finished");
+    });
+    if client == 0 {
+        probe(client, &store, &clock).await;
+    }
+}
+
+/// After all work: acquires each key, lets a second task wait for it, and releases it. The waiter must be woken.
+async fn probe(client: usize, store: &Client, clock: &Clock) {
+    let all_done =
+        || world::with(|world| world.processes.borrow().iter().all(|process| process.done.get()));
+    while !all_done() {
+        clock.sleep_until(clock.now() + Duration::from_millis(100)).await;
+    }
+    let keys = world::with(|world| world.plan.keys);
+    for key in (0..keys).map(key_name) {
+        activity(client, 0, || format!("probes {key}"));
+        let Ok(first) = store.lock(&key).acquire().await else { return };
+        let waiter = tokio::spawn({
+            let request = store.lock(&key);
+            async move { request.acquire().await }
+        });
+        clock.sleep_until(clock.now() + WAKE_LIMIT).await;
+        let released = clock.now();
+        if let Err(error) = first.release().await {
+            return breach(ProductBreach::UnexpectedError, format!("probe of {key}: {error}"));
+        }
+        match waiter.await {
+            Ok(Ok(second)) => {
+                let took = clock.now().since(released);
+                if took > WAKE_LIMIT {
+                    let what = format!("{key} was free for {took:?}");
+                    return breach(ProductBreach::NotWoken, what);
+                }
+                drop(second.release().await);
+            }
+            other => {
+                return breach(
+                    ProductBreach::UnexpectedError,
+                    format!("probe of {key}: {other:?}"),
+                );
+            }
+        }
+    }
+    world::with(|world| world.finished.set(true));
+}
+
+fn key_name(number: u64) -> String {
+    format!("k{number}")
+}
+
+fn breach(breach: ProductBreach, what: String) {
+    world::with(|world| world.breach(breach, what));
+}
+
+fn activity(client: usize, user: usize, text: impl FnOnce() -> String) {
+    world::with(|world| {
+        let text = text();
+        note!(world, &format!("client {client}"), "user {user} {text}");
+        world.process(client).set_activity(user, text);
+    });
+}
+
+/// Breaks the run unless the error is one of those that faults explain.
+fn expect_kind(client: usize, what: &str, error: &Error, kinds: &[ErrorKind]) {
+    world::with(|world| note!(world, &format!("client {client}"), "fails {what}: {error}"));
+    if !kinds.contains(&error.kind()) {
+        let what = format!("client {client} fails {what}: {:?}: {error}", error.kind());
+        breach(ProductBreach::UnexpectedError, what);
+    }
+}
+
+/// Errors that faults explain.
+const FAULTS: &[ErrorKind] = &[ErrorKind::Unavailable, ErrorKind::Unknown, ErrorKind::Lost];
+
+impl User {
+    async fn run(&mut self) {
+        while !self.is_healed() {
+            let pause = self.span(Duration::ZERO, self.ttl_base() / 2);
+            self.sleep(pause).await;
+            let work = self.draw_work();
+            match work {
+                Work::Lock => self.lock(HoldMode::Exclusive).await,
+                Work::Share => self.lock(HoldMode::Shared).await,
+                Work::Slot => self.lock(HoldMode::Slot { limit: SLOTS }).await,
+                Work::TryLock => self.try_lock().await,
+                Work::TimedLock => self.timed_lock().await,
+                Work::TwoPhase => self.two_phase().await,
+                Work::Cancel => self.cancel().await,
+                Work::HandOff => self.hand_off().await,
+                Work::MaxHold => self.max_hold().await,
+                Work::Detach => self.detach().await,
+                Work::Break => self.break_hold().await,
+                Work::Elect => self.elect().await,
+                Work::Once => self.once().await,
+            }
+            let (client, number) = (self.client, self.number);
+            world::with(|world| world.process(client).set_activity(number, String::new()));
+        }
+    }
+
+    fn is_healed(&self) -> bool {
+        world::with(|world| world.healed.get())
+    }
+
+    fn ttl_base(&self) -> Duration {
+        world::with(|world| world.plan.ttl)
+    }
+
+    fn activity(&self, text: impl FnOnce() -> String) {
+        activity(self.client, self.number, text);
+    }
+
+    fn draw_work(&mut self) -> Work {
+        let random = &mut self.random;
+        world::with(|world| {
+            let work = &world.plan.work;
+            let mut pick = random.below(work.iter().map(|(_, weight)| weight).sum());
+            for (work, weight) in work {
+                if pick < *weight {
+                    return *work;
+                }
+                pick -= weight;
+            }
+            Work::Lock
+        })
+    }
+
+    fn span(&mut self, from: Duration, to: Duration) -> Duration {
+        from + to.saturating_sub(from).mul_f64(self.random.unit())
+    }
+
+    /// Sleeps, but not beyond the end of the faults.
+    async fn sleep(&mut self, span: Duration) {
+        let until = self.clock.now() + span;
+        let healed = Arc::clone(&self.healed);
+        let healed = healed.notified();
+        if !self.is_healed() {
+            tokio::select! {
+                biased;
+                () = healed => {}
+                () = self.clock.sleep_until(until) => {}
+            }
+        }
+    }
+
+    fn draw_key(&mut self) -> String {
+        key_name(self.random.below(world::with(|world| world.plan.keys)))
+    }
+
+    /// A request for a random key, with a random ttl.
+    fn request(&mut self, mode: HoldMode) -> LockRequest {
+        let key = self.draw_key();
+        self.request_for(&key, mode)
+    }
+
+    fn request_for(&mut self, key: &str, mode: HoldMode) -> LockRequest {
+        let request = match mode {
+            HoldMode::Exclusive => self.store.lock(key),
+            HoldMode::Shared => self.store.lock(key).shared(),
+            HoldMode::Slot { limit } => self.store.semaphore(key, limit),
+        };
+        let ttl = self.ttl_base();
+        let ttl = self.span(ttl, ttl * 4);
+        let request = request.ttl(ttl);
+        if self.random.chance(0.2) { request.keep_alive(false) } else { request }
+    }
+
+    async fn lock(&mut self, mode: HoldMode) {
+        let request = self.request(mode);
+        self.activity(|| format!("requests {request:?}"));
+        let requested = self.real_time();
+        match request.acquire().await {
+            Ok(guard) => self.use_guard(guard, mode, requested).await,
+            // A wait without a limit ends with the lock, or with a grant that came too late.
+            Err(error) => self.expect("to acquire", &error, &[ErrorKind::Lost]),
+        }
+    }
+
+    async fn try_lock(&mut self) {
+        let request = self.request(HoldMode::Exclusive);
+        self.activity(|| format!("tries {request:?}"));
+        match request.try_acquire().await {
+            Ok(guard) => self.use_guard(guard, HoldMode::Exclusive, u64::MAX).await,
+            Err(error) if error.kind() == ErrorKind::Held => {}
+            Err(error) => self.expect("to try", &error, FAULTS),
+        }
+    }
+
+    async fn timed_lock(&mut self) {
+        let timeout = self.ttl_base();
+        let timeout = self.span(Duration::ZERO, timeout * 2);
+        let request = self.request(HoldMode::Exclusive).timeout(timeout);
+        self.activity(|| format!("waits at most {timeout:?} for {request:?}"));
+        let requested = self.real_time();
+        match request.acquire().await {
+            Ok(guard) => self.use_guard(guard, HoldMode::Exclusive, requested).await,
+            Err(error) if error.kind() == ErrorKind::Timeout => {}
+            Err(error) => self.expect("to wait", &error, FAULTS),
+        }
+    }
+
+    async fn two_phase(&mut self) {
+        let key = self.draw_key();
+        let request = self.request_for(&key, HoldMode::Exclusive);
+        self.activity(|| format!("joins the queue: {request:?}"));
+        let requested = self.real_time();
+        let pending = match request.enqueue().await {
+            Ok(pending) => pending,
+            Err(error) => return self.expect("to join the queue", &error, &[]),
+        };
+        let waiting = Waiting {
+            client: self.client,
+            key,
+            mode: HoldMode::Exclusive,
+            placed: self.real_time(),
+        };
+        let waiting = world::with(|world| world.referee.borrow_mut().waits(waiting));
+        let pause = self.ttl_base() / 4;
+        let pause = self.span(Duration::ZERO, pause);
+        self.sleep(pause).await;
+        self.activity(|| "waits in the queue".to_owned());
+        let waited = pending.wait().await;
+        world::with(|world| world.referee.borrow_mut().waits_no_longer(waiting));
+        match waited {
+            Ok(guard) => self.use_guard(guard, HoldMode::Exclusive, requested).await,
+            Err(error) => self.expect("to wait in the queue", &error, &[ErrorKind::Lost]),
+        }
+    }
+
+    async fn cancel(&mut self) {
+        let request = self.request(HoldMode::Exclusive);
+        let patience = self.ttl_base();
+        let patience = self.span(Duration::ZERO, patience);
+        self.activity(|| format!("gives up {request:?} after {patience:?}"));
+        let until = self.clock.now() + patience;
+        let requested = self.real_time();
+        let acquired = tokio::select! {
+            biased;
+            acquired = request.acquire() => Some(acquired),
+            () = self.clock.sleep_until(until) => None,
+        };
+        match acquired {
+            Some(Ok(guard)) => self.use_guard(guard, HoldMode::Exclusive, requested).await,
+            Some(Err(error)) => self.expect("to acquire", &error, &[ErrorKind::Lost]),
+            None => {}
+        }
+    }
+
+    async fn hand_off(&mut self) {
+        let request = self.request(HoldMode::Exclusive);
+        self.activity(|| format!("requests, for long, {request:?}"));
+        let guard = match request.acquire().await {
+            Ok(guard) => Arc::new(guard),
+            Err(error) => return self.expect("to acquire", &error, &[ErrorKind::Lost]),
+        };
+        let belief = self.begin(&guard, HoldMode::Exclusive, u64::MAX);
+        self.activity(|| "holds until a waiter asks".to_owned());
+        let long = self.ttl_base() * 8;
+        tokio::select! {
+            biased;
+            lost = guard.lost() => self.lost(belief, &lost),
+            () = guard.handoff_requested() => self.activity(|| "hands off".to_owned()),
+            () = self.sleep(long) => {}
+        }
+        self.release(guard, belief).await;
+    }
+
+    async fn max_hold(&mut self) {
+        let base = self.ttl_base();
+        let most = self.span(base, base * 4);
+        let request = self.request(HoldMode::Exclusive).max_hold(most);
+        self.activity(|| format!("requests, for at most {most:?}, {request:?}"));
+        let requested = self.real_time();
+        match request.acquire().await {
+            Ok(guard) => {
+                let guard = Arc::new(guard);
+                let belief = self.begin(&guard, HoldMode::Exclusive, requested);
+                self.activity(|| "holds until its maximum".to_owned());
+                let lost = guard.lost().await;
+                self.lost(belief, &lost);
+            }
+            Err(error) => self.expect("to acquire", &error, &[ErrorKind::Lost]),
+        }
+    }
+
+    async fn detach(&mut self) {
+        let key = self.draw_key();
+        let ttl = self.ttl_base();
+        let ttl = self.span(ttl, ttl * 4);
+        let request = self.store.lock(&key).ttl(ttl);
+        let request = if self.random.chance(0.5) { request.detached() } else { request };
+        self.activity(|| format!("requests, to detach, {request:?}"));
+        let requested = self.real_time();
+        let guard = match request.acquire().await {
+            Ok(guard) => Arc::new(guard),
+            Err(error) => return self.expect("to acquire", &error, &[ErrorKind::Lost]),
+        };
+        let belief = self.begin(&guard, HoldMode::Exclusive, requested);
+        let pause = self.span(Duration::ZERO, ttl);
+        self.sleep(pause).await;
+        // The hold lasts as long as the guard says.
+        world::with(|world| world.referee.borrow_mut().detached(belief));
+        let Ok(guard) = Arc::try_unwrap(guard) else { return };
+        let handle = match guard.detach().await {
+            Ok(handle) => handle,
+            Err(error) => {
+                self.end(belief);
+                return self.expect("to detach", &error, FAULTS);
+            }
+        };
+        self.activity(|| format!("has detached {key}"));
+        for _ in 0..self.random.below(4) {
+            let pause = self.span(Duration::ZERO, ttl);
+            self.sleep(pause).await;
+            let sent = self.clock.now();
+            match self.store.renew(&key, &handle, ttl).await {
+                // As a guard would count it.
+                Ok(()) => world::with(|world| {
+                    world.referee.borrow_mut().renewed(belief, sent + ttl * 5 / 6);
+                }),
+                Err(error) => {
+                    let expected = [FAULTS, &[ErrorKind::NotHeld]].concat();
+                    self.expect("to renew by handle", &error, &expected);
+                    if error.kind() == ErrorKind::NotHeld {
+                        return self.end(belief);
+                    }
+                }
+            }
+        }
+        if self.random.chance(0.7) {
+            self.end(belief);
+            if let Err(error) = self.store.release(&key, &handle).await {
+                let expected = [FAULTS, &[ErrorKind::NotHeld]].concat();
+                self.expect("to release by handle", &error, &expected);
+            }
+        }
+    }
+
+    async fn break_hold(&mut self) {
+        let key = self.draw_key();
+        self.activity(|| format!("breaks {key}"));
+        let state = match self.store.inspect(&key).await {
+            Ok(state) => state,
+            Err(error) => return self.expect("to inspect", &error, FAULTS),
+        };
+        let Some(holder) = state.holders.first() else { return };
+        let token = holder.token;
+        world::with(|world| {
+            world.referee.borrow_mut().broken(token);
+            // It may be the grant of a user that does not know of it yet.
+            world.disturb_all();
+        });
+        let Ok(key) = tenure::Key::new(&key) else { return };
+        if let Err(error) = self.store.store().evict(&key, token, "simulated").await {
+            let expected = [FAULTS, &[ErrorKind::NotHeld]].concat();
+            self.expect("to break", &error, &expected);
+        }
+    }
+
+    async fn elect(&mut self) {
+        let ttl = self.ttl_base();
+        let ttl = self.span(ttl, ttl * 4);
+        self.activity(|| format!("takes part in an election with ttl {ttl:?}"));
+        let election = match self.store.election("leader").ttl(ttl).start().await {
+            Ok(election) => election,
+            Err(error) => return self.expect("to start an election", &error, FAULTS),
+        };
+        let mut term = None;
+        for _ in 0..1 + self.random.below(3) {
+            if self.is_healed() {
+                break;
+            }
+            term = self.lead(&election, ttl, term).await;
+        }
+        self.activity(|| "ends its election".to_owned());
+        if let Some((_, belief)) = term {
+            self.end(belief);
+        }
+        if let Err(error) = election.shutdown(None).await {
+            self.expect("to end an election", &error, FAULTS);
+        }
+    }
+
+    /// Waits for leadership, leads for a while, and perhaps steps down. Takes and returns the present term: its token,
+    /// and the belief in it.
+    async fn lead(
+        &mut self,
+        election: &Election,
+        ttl: Duration,
+        term: Option<(FencingToken, usize)>,
+    ) -> Option<(FencingToken, usize)> {
+        match election.wait_for_leadership(ttl * 2).await {
+            Ok(true) => {}
+            Ok(false) => return term,
+            Err(error) => {
+                self.expect("to be elected", &error, FAULTS);
+                return term;
+            }
+        }
+        let leadership = election.leadership().filter(|leadership| leadership.is_held())?;
+        let token = leadership.fencing_token();
+        let belief = match term {
+            Some((last, belief)) if last == token => belief,
+            _ => self.begin_term(&leadership),
+        };
+        let long = self.span(Duration::ZERO, ttl * 2);
+        tokio::select! {
+            biased;
+            ended = leadership.ended() => {
+                self.activity(|| format!("leads no longer: {ended:?}"));
+                self.end(belief);
+                return None;
+            }
+            () = self.sleep(long) => {}
+        }
+        if self.random.chance(0.3) {
+            return Some((token, belief));
+        }
+        self.activity(|| "steps down".to_owned());
+        self.end(belief);
+        if let Err(error) = election.step_down(None).await {
+            self.expect("to step down", &error, FAULTS);
+        }
+        None
+    }
+
+    /// Tells the referee that this user leads from now on.
+    fn begin_term(&self, leadership: &Leadership) -> usize {
+        let belief =
+            world::with(|world| world.referee.borrow_mut().leadership(self.teller(), leadership));
+        self.activity(|| format!("leads with token {}", leadership.fencing_token()));
+        self.check(belief, u64::MAX);
+        belief
+    }
+
+    async fn once(&mut self) {
+        let (wall, wrong) = world::with(|world| {
+            let process = world.process(self.client);
+            let offset = process.wall_offset.get();
+            let since = host::WALL_EPOCH + process.real_time(world.now.get());
+            let since = since.saturating_add_signed(offset);
+            (SystemTime::UNIX_EPOCH + Duration::from_nanos(since), offset != 0)
+        });
+        let period = Duration::from_secs(self.ttl_base().as_secs() + 1);
+        self.activity(|| format!("runs once per {period:?}"));
+        match self.store.once("task").per(period).at(wall).begin().await {
+            Ok(Once::Run(run)) => {
+                let slot = format!("{:?}", run.slot());
+                self.activity(|| format!("runs {slot}"));
+                // A host whose clock was set runs slots at other times than the other hosts.
+                if !wrong {
+                    world::with(|world| world.referee.borrow_mut().ran(slot));
+                }
+                let pause = self.span(Duration::ZERO, period);
+                self.sleep(pause).await;
+                let ended =
+                    if self.random.chance(0.8) { run.done().await } else { run.failed().await };
+                if let Err(error) = ended {
+                    self.expect("to record a run", &error, FAULTS);
+                }
+            }
+            Ok(Once::Ran(_)) => {}
+            Err(error) => {
+                let clocks = [ErrorKind::Invalid, ErrorKind::Contention];
+                self.expect("to run once", &error, &[FAULTS, &clocks].concat());
+            }
+        }
+    }
+
+    /// Uses a guard for a while, then releases it in one of several ways.
+    async fn use_guard(&mut self, guard: Guard, mode: HoldMode, requested: u64) {
+        let guard = Arc::new(guard);
+        let belief = self.begin(&guard, mode, requested);
+        let long = self.ttl_base();
+        let long = if self.random.chance(0.7) { long / 4 } else { long * 4 };
+        let long = self.span(Duration::ZERO, long);
+        tokio::select! {
+            biased;
+            lost = guard.lost() => return self.lost(belief, &lost),
+            () = self.sleep(long) => {}
+        }
+        if self.random.chance(0.3) {
+            self.activity(|| "drops its guard".to_owned());
+            self.end(belief);
+            drop(guard);
+        } else {
+            self.release(guard, belief).await;
+        }
+    }
+
+    async fn release(&mut self, guard: Arc<Guard>, belief: usize) {
+        self.activity(|| "releases".to_owned());
+        self.end(belief);
+        let Ok(guard) = Arc::try_unwrap(guard) else { return };
+        if let Err(error) = guard.release().await {
+            self.expect("to release", &error, FAULTS);
+        }
+    }
+
+    /// Tells the referee that this user holds a lock from now on.
+    fn begin(&self, guard: &Arc<Guard>, mode: HoldMode, requested: u64) -> usize {
+        let belief =
+            world::with(|world| world.referee.borrow_mut().guard(self.teller(), mode, guard));
+        self.activity(|| format!("holds {} with token {}", guard.key(), guard.fencing_token()));
+        self.check(belief, requested);
+        belief
+    }
+
+    fn teller(&self) -> Teller {
+        world::with(|world| {
+            let process = world.process(self.client);
+            let (real, local) = (process.real_time(world.now.get()), process.local_time());
+            Teller { client: self.client, life: self.life, real, local }
+        })
+    }
+
+    fn check(&self, belief: usize, requested: u64) {
+        world::with(|world| {
+            let at = self.real_time();
+            let mut referee = world.referee.borrow_mut();
+            referee.check_token(belief);
+            if requested < u64::MAX {
+                referee.check_order(belief, requested, |client| world.disturbed(client));
+            }
+            drop(referee);
+            world.schedule(at, Event::Check { belief });
+        });
+    }
+
+    fn end(&self, belief: usize) {
+        let at = self.real_time();
+        world::with(|world| world.referee.borrow_mut().ended(belief, at));
+    }
+
+    fn lost(&self, belief: usize, lost: &tenure::Lost) {
+        self.activity(|| format!("learns of its loss: {}", lost.reason));
+        self.end(belief);
+        world::with(|world| world.referee.borrow_mut().losses += 1);
+    }
+
+    fn expect(&self, what: &str, error: &Error, kinds: &[ErrorKind]) {
+        expect_kind(self.client, what, error, kinds);
+    }
+
+    /// Real time of this process.
+    fn real_time(&self) -> u64 {
+        world::with(|world| world.process(self.client).real_time(world.now.get()))
+    }
+}

@@ -1,0 +1,496 @@
+//! The world of a run: real time, events, and the faults that they bring.
+//!
+//! The shipped code reaches the world through a thread-local: its clocks, streams and files must be `Send`, and the
+//! world is not. One thread runs one world at a time.
+
+use std::cell::{Cell, RefCell};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use tenure_core::{Random, Time};
+
+use super::host::Host;
+use super::network::{Arrival, Net, Side};
+use super::plan::{Fault, Plan};
+use super::process::Process;
+use super::referee::{ProductBreach, Referee, seconds};
+use super::timeline::Timeline;
+
+thread_local! {
+    static CURRENT: RefCell<Option<Rc<World>>> = const { RefCell::new(None) };
+}
+
+/// Runs `f` with the world of this thread.
+pub(super) fn with<T>(f: impl FnOnce(&Rc<World>) -> T) -> T {
+    let world = CURRENT.with_borrow(Clone::clone).expect("a run is in progress");
+    f(&world)
+}
+
+/// Adds a line to the timeline, if one is recorded.
+macro_rules! note {
+    ($world:expr, $actor:expr, $($text:tt)*) => {
+        if $world.timeline.borrow().is_recorded() {
+            let at = $world.now.get();
+            $world.timeline.borrow_mut().add(at, $actor, format!($($text)*));
+        }
+    };
+}
+pub(super) use note;
+
+/// Something that happens at a time.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Event {
+    Arrival(Arrival),
+    StepClient {
+        client: usize,
+    },
+    StartClient {
+        client: usize,
+    },
+    StepServer,
+    StartServer,
+    /// A fault of the plan begins.
+    Fault(usize),
+    /// One side of a connection is told of its end.
+    Told {
+        connection: usize,
+        side: Side,
+        finish: bool,
+    },
+    ReadAgain {
+        client: usize,
+    },
+    PauseEnds {
+        client: usize,
+    },
+    DiskFreed,
+    /// Checks a hold that begins now.
+    Check {
+        belief: usize,
+    },
+    Heal,
+}
+
+/// A world.
+pub(super) struct World {
+    pub(super) plan: Plan,
+    pub(super) now: Cell<u64>,
+    queue: RefCell<BinaryHeap<Reverse<QueuedEvent>>>,
+    next_event: Cell<u64>,
+    pub(super) random: RefCell<Random>,
+    pub(super) net: RefCell<Net>,
+    pub(super) host: RefCell<Host>,
+    pub(super) processes: RefCell<Vec<Rc<Process>>>,
+    pub(super) referee: RefCell<Referee>,
+    pub(super) timeline: RefCell<Timeline>,
+    pub(super) healed: Cell<bool>,
+    /// The probes at the end of the run have succeeded.
+    pub(super) finished: Cell<bool>,
+    /// True while the referee reads clocks: no fault strikes then.
+    pub(super) judging: Cell<bool>,
+    pub(super) events: Cell<u64>,
+    /// Client whose step runs at present.
+    pub(super) running: Cell<Option<usize>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct QueuedEvent {
+    at: u64,
+    number: u64,
+    event: Event,
+}
+
+impl PartialEq for QueuedEvent {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.number) == (other.at, other.number)
+    }
+}
+
+impl Eq for QueuedEvent {}
+
+impl PartialOrd for QueuedEvent {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for QueuedEvent {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.number).cmp(&(other.at, other.number))
+    }
+}
+
+pub(super) fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl World {
+    pub(super) fn new(plan: Plan, timeline: Timeline) -> Rc<Self> {
+        let mut random = Random::new(plan.seed);
+        let net = Net::new(random.bits(), plan.link, plan.clients, nanos(plan.ttl) / 8);
+        let host = Host::new(&plan, &mut random);
+        Rc::new(Self {
+            net: RefCell::new(net),
+            host: RefCell::new(host),
+            plan,
+            now: Cell::new(0),
+            queue: RefCell::default(),
+            next_event: Cell::new(0),
+            random: RefCell::new(random),
+            processes: RefCell::default(),
+            referee: RefCell::default(),
+            timeline: RefCell::new(timeline),
+            healed: Cell::new(false),
+            finished: Cell::new(false),
+            judging: Cell::new(false),
+            events: Cell::new(0),
+            running: Cell::new(None),
+        })
+    }
+
+    /// Runs the world to its end.
+    pub(super) fn run(self: &Rc<Self>) {
+        CURRENT.set(Some(Rc::clone(self)));
+        self.run_all();
+        // Processes are dropped while the world is current: their streams close.
+        let processes = self.processes.borrow().clone();
+        for process in processes {
+            process.kill();
+        }
+        self.host.borrow_mut().crashed = true;
+        let server = self.host.borrow_mut().server.take();
+        drop(server);
+        CURRENT.set(None);
+    }
+
+    fn run_all(self: &Rc<Self>) {
+        self.schedule(0, Event::StartServer);
+        for client in 0..self.plan.clients {
+            self.processes.borrow_mut().push(Rc::new(Process::ended(client)));
+            self.schedule(1_000 * client as u64, Event::StartClient { client });
+        }
+        for (index, fault) in self.plan.faults.iter().enumerate() {
+            self.schedule(nanos(fault.at), Event::Fault(index));
+        }
+        let heal = nanos(self.plan.faults_end());
+        self.schedule(heal, Event::Heal);
+        // Everything that is in the way after the faults ends with a lease, or with the embargo of the server.
+        let bound = heal + nanos(self.plan.max_ttl() * 12 + Duration::from_secs(120));
+        self.run_until(bound);
+        if !self.finished.get() && !self.is_over() {
+            let waiting: Vec<String> =
+                self.processes.borrow().iter().map(|process| process.describe()).collect();
+            let local = |client, life| self.local_time(client, life);
+            let held = self.referee.borrow().valid(self.now.get(), &local);
+            self.breach(
+                ProductBreach::NotServed,
+                format!("{}; held: [{}]", waiting.join("; "), held.join(", ")),
+            );
+        }
+    }
+
+    pub(super) fn schedule(&self, at: u64, event: Event) {
+        let number = self.next_event.get();
+        self.next_event.set(number + 1);
+        let at = at.max(self.now.get());
+        self.queue.borrow_mut().push(Reverse(QueuedEvent { at, number, event }));
+    }
+
+    /// Handles all events up to a real time. Called again, from within the server's step, while the server is stopped.
+    pub(super) fn run_until(self: &Rc<Self>, limit: u64) {
+        loop {
+            self.drain_network();
+            if self.is_over() {
+                return;
+            }
+            let next = {
+                let mut queue = self.queue.borrow_mut();
+                match queue.peek() {
+                    Some(Reverse(next)) if next.at <= limit => queue.pop(),
+                    _ => None,
+                }
+            };
+            let Some(Reverse(QueuedEvent { at, event, .. })) = next else { break };
+            self.now.set(at);
+            self.events.set(self.events.get() + 1);
+            self.handle(event);
+        }
+        self.now.set(limit);
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.finished.get() || self.referee.borrow().breach.is_some()
+    }
+
+    pub(super) fn breach(&self, breach: ProductBreach, what: String) {
+        note!(self, "referee", "{breach}: {what}");
+        self.referee.borrow_mut().breach(breach, what);
+    }
+
+    fn handle(self: &Rc<Self>, event: Event) {
+        let now = self.now.get();
+        match event {
+            Event::Arrival(Arrival::Segment { connection, to }) => {
+                if self.timeline.borrow().is_recorded() {
+                    self.note_segments(connection, to);
+                }
+                self.net.borrow_mut().deliver(connection, to, now);
+            }
+            Event::Arrival(Arrival::GivesUp { connection, side }) => {
+                self.net.borrow_mut().break_end(connection, side);
+            }
+            Event::StepClient { client } => self.step_client(client),
+            Event::StartClient { client } => self.start_client(client),
+            Event::StepServer => self.step_server(),
+            Event::StartServer => self.start_server(),
+            Event::Fault(index) => self.begin_fault(self.plan.faults[index].fault),
+            Event::Told { connection, side, finish } => self.tell(connection, side, finish),
+            Event::ReadAgain { client } => self.read_again(client),
+            Event::PauseEnds { client } => {
+                let process = self.process(client);
+                if process.paused_until.get() <= now {
+                    note!(self, &format!("client {client}"), "continues");
+                }
+                self.disturb(client);
+                self.schedule_step(client, now);
+            }
+            Event::DiskFreed => {
+                note!(self, "disk", "has space again");
+                self.host.borrow().disk.set_full(false);
+            }
+            Event::Check { belief } => self.check(belief),
+            Event::Heal => self.heal(),
+        }
+    }
+
+    /// Adds the segments that arrive now to the timeline.
+    fn note_segments(&self, connection: usize, to: Side) {
+        let net = self.net.borrow();
+        let client = net.connections[connection].client;
+        for text in net.arriving(connection, to, self.now.get()) {
+            let from = match to {
+                Side::Client => format!("server to client {client}"),
+                Side::Server => format!("client {client} to server"),
+            };
+            note!(self, "network", "  {from}, connection {connection}: {text}");
+        }
+    }
+
+    /// Schedules the arrivals of segments, and wakes the programs that have received something.
+    fn drain_network(self: &Rc<Self>) {
+        let (arrivals, (wakers, touched), server) = {
+            let mut net = self.net.borrow_mut();
+            (net.take_arrivals(), net.take_wakers(), net.has_server_events())
+        };
+        for (at, arrival) in arrivals {
+            self.schedule(at, Event::Arrival(arrival));
+        }
+        for waker in wakers {
+            waker.wake();
+        }
+        for client in touched {
+            self.schedule_step(client, self.now.get());
+        }
+        if server {
+            self.schedule_server(self.now.get());
+        }
+    }
+
+    /// Real time of the last disturbance of a client's connection. Segments that are late disturb it until they arrive.
+    pub(super) fn disturbed(&self, client: usize) -> u64 {
+        self.process(client).disturbed.get().max(self.net.borrow().slow_until[client])
+    }
+
+    pub(super) fn disturb_all(&self) {
+        for client in 0..self.plan.clients {
+            self.disturb(client);
+        }
+    }
+
+    /// Records that the connection of a client was disturbed: the referee does not judge its place in queues.
+    pub(super) fn disturb(&self, client: usize) {
+        if let Some(process) = self.processes.borrow().get(client) {
+            process.disturbed.set(self.now.get());
+        }
+    }
+
+    pub(super) fn process(&self, client: usize) -> Rc<Process> {
+        Rc::clone(&self.processes.borrow()[client])
+    }
+
+    /// Time of a client's clock at present. `life` is the number of the process, or `u32::MAX` for any.
+    pub(super) fn local_time(&self, client: usize, life: u32) -> Option<Time> {
+        let process = self.process(client);
+        let same = life == u32::MAX || (process.life == life && process.is_alive());
+        same.then(|| process.drift.borrow().read(self.now.get()))
+    }
+
+    fn check(&self, belief: usize) {
+        let local = |client, life| self.local_time(client, life);
+        self.referee.borrow_mut().check(belief, self.now.get(), &local);
+        if let Some((breach, what)) = &self.referee.borrow().breach {
+            note!(self, "referee", "{breach}: {what}");
+        }
+    }
+
+    fn heal(self: &Rc<Self>) {
+        note!(self, "world", "all faults end");
+        self.healed.set(true);
+        self.net.borrow_mut().heal(self.now.get());
+        {
+            let mut host = self.host.borrow_mut();
+            host.armed.clear();
+            host.disk.set_full(false);
+        }
+        for client in 0..self.plan.clients {
+            self.disturb(client);
+            self.read_again(client);
+            self.process(client).healed.notify_waiters();
+            self.schedule_step(client, self.now.get());
+        }
+    }
+}
+
+/// Faults.
+impl World {
+    fn begin_fault(self: &Rc<Self>, fault: Fault) {
+        note!(self, "fault", "{fault:?}");
+        let now = self.now.get();
+        if let Some(client) = fault.client() {
+            let until = &mut self.net.borrow_mut().slow_until[client];
+            *until = (*until).max(now + nanos(fault.lasts()));
+        }
+        match fault {
+            Fault::Partition { client, up, down, lasts } => {
+                let until = now + nanos(lasts);
+                let path = &mut self.net.borrow_mut().paths[client];
+                for (blocked, hit) in path.blocked_until.iter_mut().zip([up, down]) {
+                    if hit {
+                        *blocked = (*blocked).max(until);
+                    }
+                }
+            }
+            Fault::Slow { client, extra, lasts } => {
+                let path = &mut self.net.borrow_mut().paths[client];
+                path.slow_until = path.slow_until.max(now + nanos(lasts));
+                path.extra = nanos(extra);
+            }
+            Fault::Reset { client, client_after, server_after } => {
+                self.cut(client, client_after, server_after, false);
+            }
+            Fault::ProxyClose { client, client_after, server_after } => {
+                self.cut(client, client_after, server_after, true);
+            }
+            Fault::SlowReader { client, lasts } => {
+                let until = now + nanos(lasts);
+                let mut net = self.net.borrow_mut();
+                net.paths[client].reads_from = until;
+                for connection in net.of_client(client) {
+                    net.connections[connection].end_mut(Side::Client).reads_from = until;
+                }
+                self.schedule(until, Event::ReadAgain { client });
+            }
+            Fault::PauseClient { client, lasts } => {
+                let process = self.process(client);
+                let until = process.paused_until.get().max(now + nanos(lasts));
+                process.paused_until.set(until);
+                self.schedule(until, Event::PauseEnds { client });
+            }
+            Fault::StopClient { client, readings, lasts } => {
+                self.process(client).stop_after.set(Some((readings, nanos(lasts))));
+            }
+            Fault::KillClient { client, restart_after } => self.kill_client(client, restart_after),
+            Fault::SlewClient { client, ppm } => {
+                self.process(client).drift.borrow_mut().slew(ppm, now);
+                self.schedule_step(client, now);
+            }
+            Fault::SlewServer { ppm } => {
+                self.host.borrow_mut().clock.slew(ppm, now);
+                self.schedule_server(now);
+            }
+            Fault::StepWallClock { client, by, back } => {
+                let by = i64::try_from(by.as_nanos()).unwrap_or(i64::MAX);
+                let by = if back { -by } else { by };
+                match client {
+                    Some(client) => {
+                        let process = self.process(client);
+                        process.wall_offset.set(process.wall_offset.get() + by);
+                    }
+                    None => self.host.borrow_mut().wall_offset += by,
+                }
+            }
+            Fault::StopServer { .. }
+            | Fault::KillServer { .. }
+            | Fault::CrashMachine { .. }
+            | Fault::ShutDownServer { .. } => self.begin_server_fault(fault),
+            Fault::FillDisk { lasts } => {
+                self.host.borrow().disk.set_full(true);
+                self.schedule(now + nanos(lasts), Event::DiskFreed);
+            }
+        }
+    }
+
+    /// Cuts all connections of a client, and tells each side after a time.
+    fn cut(
+        &self,
+        client: usize,
+        client_after: Option<Duration>,
+        server_after: Option<Duration>,
+        finish: bool,
+    ) {
+        let now = self.now.get();
+        let connections = self.net.borrow().of_client(client);
+        for connection in connections {
+            self.net.borrow_mut().cut(connection, now);
+            for (side, after) in [(Side::Client, client_after), (Side::Server, server_after)] {
+                if let Some(after) = after {
+                    self.schedule(now + nanos(after), Event::Told { connection, side, finish });
+                }
+            }
+        }
+    }
+
+    fn tell(&self, connection: usize, side: Side, finish: bool) {
+        let mut net = self.net.borrow_mut();
+        let client = net.connections[connection].client;
+        note!(self, "network", "connection {connection} of client {client} ends at the {side:?}");
+        if !finish {
+            return net.break_end(connection, side);
+        }
+        let open = |end: &super::network::End| end.state == super::network::EndState::Open;
+        let half = side == Side::Server && open(net.connections[connection].end(Side::Client));
+        if half {
+            // The server takes this for a close by the holder: a documented case of two holders.
+            self.referee.borrow_mut().half_closed(client);
+        }
+        net.finish_end(connection, side);
+    }
+
+    fn read_again(&self, client: usize) {
+        let mut net = self.net.borrow_mut();
+        let now = self.now.get();
+        let mut wakers = Vec::new();
+        for connection in net.connections.iter_mut().filter(|c| c.client == client) {
+            let end = connection.end_mut(Side::Client);
+            if end.reads_from <= now {
+                wakers.extend(end.reader.take());
+            }
+        }
+        drop(net);
+        for waker in wakers {
+            waker.wake();
+        }
+        self.schedule_step(client, now);
+    }
+}
+
+/// Adds a line of the shipped code to the timeline.
+pub(super) fn log(text: &str) {
+    let Some(world) = CURRENT.with_borrow(Clone::clone) else { return };
+    match world.running.get() {
+        Some(client) => note!(world, &format!("client {client}"), "  {text}"),
+        None => note!(world, "server", "  {text}"),
+    }
+}
