@@ -379,6 +379,11 @@ impl Acquire {
             AcquireInput::Confirmed if self.answered => self.release(),
             AcquireInput::Confirmed => self.acquired_or_late(sent, now),
             AcquireInput::Refused if self.answered => self.finish(),
+            // The hold has ended meanwhile. A single attempt does not wait for the next one.
+            AcquireInput::Refused if self.try_once => {
+                self.answer(AcquireAnswer::Contended);
+                self.finish();
+            }
             AcquireInput::Refused => self.retry(None, now),
             AcquireInput::Failed(_) => {
                 self.failing = true;

@@ -565,6 +565,17 @@ fn a_place_that_was_taken_unheard_is_not_settled_by_time() {
 }
 
 #[test]
+fn a_try_whose_grant_is_not_confirmed_finds_the_key_contended() {
+    for refused_at in [200, 2_000] {
+        let mut acquire = start(AcquireOptions { try_once: true, ..terms() });
+        let unconfirmed = AcquireInput::Granted(LeaseStart::FromConfirm);
+        assert_eq!(feed(&mut acquire, unconfirmed, at(100)), [CONFIRM]);
+        let answer = feed(&mut acquire, AcquireInput::Refused, at(refused_at));
+        assert_eq!(answer, ends(AcquireAnswer::Contended), "refused after {refused_at} ms");
+    }
+}
+
+#[test]
 fn a_try_takes_no_place_and_is_settled_by_time() {
     let mut acquire = start(AcquireOptions { try_once: true, ..terms() });
     assert_eq!(feed(&mut acquire, UNANSWERED, at(100)), []);
