@@ -65,6 +65,10 @@ pub struct Acquire {
     /// The unanswered claim may have taken a place in the queue. That place can be granted at any time, so a hold stays
     /// possible however much time has passed.
     may_be_queued: bool,
+    /// The store may have granted an earlier attempt of this claim: that attempt got no clear reply, took a place in a
+    /// queue, or was granted and not confirmed. The store recognises the claim and may answer a repeat with that grant,
+    /// whose lease began before the repeat was sent. So the next grant has to be confirmed.
+    may_be_granted: bool,
     /// The wait failed, and no retry will help. Once the place is abandoned, the answer is [`AcquireAnswer::Failed`].
     permanent_failure: bool,
     answered: bool,
@@ -117,6 +121,7 @@ impl Acquire {
             failing: false,
             unanswered_since: None,
             may_be_queued: false,
+            may_be_granted: false,
             permanent_failure: false,
             answered: false,
             commands: VecDeque::new(),
@@ -225,11 +230,10 @@ impl Acquire {
         }
         self.failing = false;
         self.may_be_queued = false;
-        let repeated = self.unanswered_since.take().is_some();
+        self.unanswered_since = None;
         match input {
-            // An earlier attempt of this claim got no reply, but the store may have granted that attempt. Then the
-            // lease began before `sent`, and a deadline that counts from `sent` could lie after the store's.
-            AcquireInput::Granted(LeaseStart::FromRequest) if repeated => {
+            // A deadline that counts from `sent` could lie after the end of the store's lease.
+            AcquireInput::Granted(LeaseStart::FromRequest) if self.may_be_granted => {
                 self.on_grant(LeaseStart::FromConfirm, sent, now);
             }
             AcquireInput::Granted(start) => self.on_grant(start, sent, now),
@@ -255,6 +259,7 @@ impl Acquire {
         now: Time,
     ) {
         if failure == RequestFailure::Unknown {
+            self.may_be_granted = true;
             if !self.answered {
                 self.unanswered_since = Some(sent);
             }
@@ -300,6 +305,7 @@ impl Acquire {
 
     fn wait(&mut self, now: Time) {
         self.phase = Phase::Waiting;
+        self.may_be_granted = true;
         let limit = WAIT_SLICE.min(self.until.since(now));
         self.request(AcquireCommand::Wait { limit });
     }
@@ -371,6 +377,7 @@ impl Acquire {
             return self.release();
         }
         self.phase = Phase::Confirming { sent: now, granted_at };
+        self.may_be_granted = true;
         self.request(AcquireCommand::Confirm { limit: self.lease.request_limit() });
     }
 
@@ -396,11 +403,13 @@ impl Acquire {
 
     fn release(&mut self) {
         self.phase = Phase::Releasing;
+        self.may_be_granted = true;
         self.request(AcquireCommand::Release { limit: self.lease.request_limit() });
     }
 
     fn abandon(&mut self) {
         self.phase = Phase::Abandoning;
+        self.may_be_granted = true;
         self.request(AcquireCommand::Abandon { limit: self.lease.request_limit() });
     }
 

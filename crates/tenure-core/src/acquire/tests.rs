@@ -575,6 +575,29 @@ fn a_try_whose_grant_is_not_confirmed_finds_the_key_contended() {
     }
 }
 
+/// The connection of a grant ended before it was confirmed. The store has kept the hold, and answers the repeated claim
+/// with it.
+#[test]
+fn a_claim_that_was_granted_or_queued_before_is_confirmed() {
+    let from_request = AcquireInput::Granted(LeaseStart::FromRequest);
+    let unconfirmed = AcquireInput::Granted(LeaseStart::FromConfirm);
+    for (before, refused) in
+        [(unconfirmed, AcquireInput::Refused), (AcquireInput::Queued, AcquireInput::PlaceLost)]
+    {
+        let mut acquire = start(terms());
+        assert_eq!(feed(&mut acquire, before, at(100)).len(), 1);
+        assert_eq!(feed(&mut acquire, refused, at(200)), [AcquireCommand::Watch]);
+        let (now, repeated) = step(&mut acquire);
+        assert_eq!(repeated, [CLAIM], "{before:?}");
+        assert_eq!(feed(&mut acquire, from_request, now), [CONFIRM], "{before:?}");
+    }
+    // Not so after a clear no.
+    let mut acquire = start(terms());
+    assert_eq!(feed(&mut acquire, CONTENDED, at(100)), [AcquireCommand::Watch]);
+    let (now, _) = step(&mut acquire);
+    assert!(matches!(feed(&mut acquire, from_request, now)[0], AcquireCommand::Answer(_)));
+}
+
 #[test]
 fn a_try_takes_no_place_and_is_settled_by_time() {
     let mut acquire = start(AcquireOptions { try_once: true, ..terms() });
