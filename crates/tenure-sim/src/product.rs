@@ -14,6 +14,7 @@ mod plan;
 mod process;
 mod referee;
 mod timeline;
+mod wire_tap;
 mod work;
 mod world;
 
@@ -115,7 +116,7 @@ pub fn run(plan: Plan, record: bool) -> Result<ProductStats, Box<ProductViolatio
         segments: world.net.borrow().segments,
         holds: referee.holds,
         losses: referee.losses,
-        waits: referee.waits,
+        waits: world.tap.borrow().waits,
         server_starts: u64::from(world.host.borrow().starts),
     })
 }

@@ -140,7 +140,6 @@ impl World {
                 // Every other process goes on meanwhile.
                 self.run_until(self.now.get() + nanos(lasts));
                 note!(self, "server", "continues");
-                self.disturb_all();
             }
             Fault::KillServer { .. } | Fault::CrashMachine { .. } => {
                 self.host.borrow_mut().armed.insert(0, (0, fault));
@@ -248,8 +247,6 @@ impl World {
             host.handle = Some(handle);
             host.serving = false;
         }
-        // A claim that failed while the server was down has no place in a queue.
-        self.disturb_all();
         self.schedule_server(now);
     }
 
@@ -403,7 +400,22 @@ impl World {
             net.close(connection, Side::Server, now);
         }
         drop(net);
-        self.disturb_all();
+        self.tap.borrow_mut().server_ended();
+    }
+
+    fn tap_written(&self, connection: usize, bytes: &[u8], written: Option<&io::Result<usize>>) {
+        let mut tap = self.tap.borrow_mut();
+        let count = match written {
+            Some(Ok(count)) => *count,
+            Some(Err(_)) | None => 0,
+        };
+        let overtaken = tap.written(connection, &bytes[..count]);
+        if count < bytes.len() {
+            tap.blocked(connection);
+        }
+        if let Some(what) = overtaken {
+            self.breach(ProductBreach::Overtaken, what);
+        }
     }
 }
 
@@ -494,7 +506,11 @@ pub(super) struct ServerStream(usize);
 impl Read for ServerStream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = world::with(|world| {
-            world.net.borrow_mut().read(self.0, Side::Server, buffer, world.now.get())
+            let read = world.net.borrow_mut().read(self.0, Side::Server, buffer, world.now.get());
+            if let Some(Ok(read)) = &read {
+                world.tap.borrow_mut().read(self.0, &buffer[..*read]);
+            }
+            read
         });
         server_operation();
         read.unwrap_or(Err(ErrorKind::WouldBlock.into()))
@@ -504,7 +520,10 @@ impl Read for ServerStream {
 impl Write for ServerStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = world::with(|world| {
-            world.net.borrow_mut().write(self.0, Side::Server, bytes, world.now.get())
+            let now = world.now.get();
+            let written = world.net.borrow_mut().write(self.0, Side::Server, bytes, now);
+            world.tap_written(self.0, bytes, written.as_ref());
+            written
         });
         server_operation();
         written.unwrap_or(Err(ErrorKind::WouldBlock.into()))
@@ -531,6 +550,9 @@ impl NetworkStream for ServerStream {
 
 impl Drop for ServerStream {
     fn drop(&mut self) {
-        world::with(|world| world.net.borrow_mut().close(self.0, Side::Server, world.now.get()));
+        world::with(|world| {
+            world.net.borrow_mut().close(self.0, Side::Server, world.now.get());
+            world.tap.borrow_mut().closed(self.0);
+        });
     }
 }

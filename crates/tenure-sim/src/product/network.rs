@@ -175,14 +175,10 @@ pub(super) struct Net {
     /// Clients that have received something since the last call of [`Net::take_arrivals`].
     touched: Vec<usize>,
     pub(super) segments: u64,
-    /// Delay from which on a segment disturbs its client.
-    slow: u64,
-    /// Time of the last arrival of such a segment, for each client.
-    pub(super) slow_until: Vec<u64>,
 }
 
 impl Net {
-    pub(super) fn new(seed: u64, link: Link, clients: usize, slow: u64) -> Self {
+    pub(super) fn new(seed: u64, link: Link, clients: usize) -> Self {
         Self {
             seed,
             link,
@@ -197,8 +193,6 @@ impl Net {
             wakers: Vec::new(),
             touched: Vec::new(),
             segments: 0,
-            slow,
-            slow_until: vec![0; clients],
         }
     }
 
@@ -273,10 +267,6 @@ impl Net {
         }
         end.incoming.push_back((arrives, segment));
         self.segments += 1;
-        if arrives - now > self.slow {
-            let until = &mut self.slow_until[connection.client];
-            *until = (*until).max(arrives);
-        }
         self.arrivals.push((arrives, Arrival::Segment { connection: index, to }));
     }
 
@@ -410,7 +400,6 @@ impl Net {
     pub(super) fn cut(&mut self, index: usize, now: u64) {
         let connection = &mut self.connections[index];
         connection.cut = true;
-        self.slow_until[connection.client] = now + SERVER_GIVES_UP;
         for side in [Side::Client, Side::Server] {
             let end = connection.end_mut(side);
             end.incoming.clear();
@@ -439,9 +428,7 @@ impl Net {
     /// by keep-alive probes.
     pub(super) fn vanish(&mut self, now: u64) {
         for index in self.of_server() {
-            let connection = &mut self.connections[index];
-            self.slow_until[connection.client] = now + CLIENT_GIVES_UP;
-            let end = &mut connection.server_end;
+            let end = &mut self.connections[index].server_end;
             end.state = EndState::Vanished;
             end.received.clear();
             let gives_up = Arrival::GivesUp { connection: index, side: Side::Client };

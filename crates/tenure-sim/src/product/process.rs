@@ -44,8 +44,6 @@ pub(super) struct Process {
     stopped: Cell<u64>,
     /// Real time of the next step; `u64::MAX` if there is none.
     scheduled: Cell<u64>,
-    /// Real time of the last disturbance of its connections.
-    pub(super) disturbed: Cell<u64>,
     /// True once all users of the process have finished.
     pub(super) done: Cell<bool>,
     /// Wakes users when the faults end.
@@ -90,7 +88,6 @@ impl Process {
             stop_after: Cell::new(None),
             stopped: Cell::new(0),
             scheduled: Cell::new(u64::MAX),
-            disturbed: Cell::new(0),
             done: Cell::new(false),
             healed: Arc::new(Notify::new()),
             activities: RefCell::default(),
@@ -184,7 +181,6 @@ impl World {
         runtime.spawn(work::run_client(client, life, clock, Random::new(seed).bits()));
         let process = Process::build(client, life, Some(runtime), idle, manual, drift, seed ^ 1);
         process.wall_offset.set(last.wall_offset.get());
-        process.disturbed.set(self.now.get());
         self.processes.borrow_mut()[client] = Rc::new(process);
         note!(self, &format!("client {client}"), "starts");
         self.schedule_step(client, self.now.get());
@@ -241,7 +237,6 @@ impl World {
                     "is stopped for {:?} after it has read its clock",
                     Duration::from_nanos(lasts)
                 );
-                self.disturb(client);
                 let drift = process.drift.borrow();
                 let begun = process.real_time(self.now.get());
                 process.stopped.set(process.stopped.get() + lasts);

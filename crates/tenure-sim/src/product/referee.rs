@@ -81,6 +81,8 @@ pub(super) struct Belief {
 enum Source {
     Guard(Weak<Guard>),
     Leadership(Leadership),
+    /// A hold that its process is detaching lasts until its deadline, or until the process ends.
+    Detaching,
     /// A detached hold lasts until its deadline.
     Detached,
 }
@@ -90,6 +92,7 @@ impl fmt::Debug for Source {
         f.write_str(match self {
             Self::Guard(_) => "guard",
             Self::Leadership(_) => "leadership",
+            Self::Detaching => "detaching",
             Self::Detached => "detached",
         })
     }
@@ -104,22 +107,10 @@ pub(super) struct Teller {
     pub(super) local: Time,
 }
 
-/// A user in a queue.
-#[derive(Clone, Debug)]
-pub(super) struct Waiting {
-    pub(super) client: usize,
-    pub(super) key: String,
-    pub(super) mode: HoldMode,
-    /// Real time at which the user knew that it was in the queue.
-    pub(super) placed: u64,
-}
-
 /// State of the referee.
 #[derive(Debug, Default)]
 pub(super) struct Referee {
     beliefs: Vec<Belief>,
-    waiting: BTreeMap<u64, Waiting>,
-    next_waiting: u64,
     /// Tokens that an operator broke.
     broken: BTreeSet<FencingToken>,
     /// Largest token of each key: of exclusive holds, and of all holds.
@@ -133,7 +124,6 @@ pub(super) struct Referee {
     pub(super) breach: Option<(ProductBreach, String)>,
     pub(super) holds: u64,
     pub(super) losses: u64,
-    pub(super) waits: u64,
 }
 
 /// Conversion of real time to the time of a client: `None` if the client's process has ended.
@@ -182,6 +172,11 @@ impl Referee {
         self.beliefs.len() - 1
     }
 
+    /// The user detaches the hold: it is not renewed any longer.
+    pub(super) fn detaching(&mut self, belief: usize) {
+        self.beliefs[belief].source = Source::Detaching;
+    }
+
     /// The user has detached the hold. It lasts until its deadline.
     pub(super) fn detached(&mut self, belief: usize) {
         self.beliefs[belief].source = Source::Detached;
@@ -209,7 +204,7 @@ impl Referee {
             let left = match &belief.source {
                 Source::Guard(guard) => guard.upgrade().map(|guard| guard.remaining()),
                 Source::Leadership(leadership) => Some(leadership.remaining()),
-                Source::Detached => continue,
+                Source::Detaching | Source::Detached => continue,
             };
             match left {
                 Some(left) if !left.is_zero() => {
@@ -237,7 +232,6 @@ impl Referee {
                 belief.ended.get_or_insert(at);
             }
         }
-        self.waiting.retain(|_, waiting| waiting.client != client);
         self.half_closed.remove(&client);
     }
 
@@ -290,44 +284,6 @@ impl Referee {
         if !grows && !excused {
             let what = format!("{key}: {token} after {floor}");
             self.breach(ProductBreach::TokenOrder, what);
-        }
-    }
-
-    /// A user is in a queue.
-    pub(super) fn waits(&mut self, waiting: Waiting) -> u64 {
-        self.waits += 1;
-        self.next_waiting += 1;
-        self.waiting.insert(self.next_waiting, waiting);
-        self.next_waiting
-    }
-
-    pub(super) fn waits_no_longer(&mut self, id: u64) {
-        self.waiting.remove(&id);
-    }
-
-    pub(super) fn is_waiting(&self, key: &str) -> bool {
-        self.waiting.values().any(|waiting| waiting.key == key)
-    }
-
-    /// Checks that a hold that was requested at the real time `requested` has overtaken no waiter. `disturbed` is the
-    /// real time of a client's last disturbance.
-    pub(super) fn check_order(
-        &mut self,
-        index: usize,
-        requested: u64,
-        disturbed: impl Fn(usize) -> u64,
-    ) {
-        let new = &self.beliefs[index];
-        let overtaken = self.waiting.values().find(|waiting| {
-            waiting.key == new.key
-                && waiting.mode == HoldMode::Exclusive
-                && new.mode == HoldMode::Exclusive
-                && waiting.placed < requested
-                && disturbed(waiting.client) < waiting.placed
-        });
-        if let Some(waiting) = overtaken {
-            let what = format!("{new}, requested at {}, before {waiting:?}", seconds(requested));
-            self.breach(ProductBreach::Overtaken, what);
         }
     }
 

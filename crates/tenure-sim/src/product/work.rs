@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use super::host::{self, SECRET};
 use super::plan::Work;
 use super::process::connect;
-use super::referee::{HoldMode, ProductBreach, Teller, Waiting};
+use super::referee::{HoldMode, ProductBreach, Teller};
 use super::world::{self, Event, note};
 
 /// Slots of the semaphores.
@@ -223,10 +223,6 @@ impl User {
     /// A request for a random key, with a random ttl.
     fn request(&mut self, mode: HoldMode) -> LockRequest {
         let key = self.draw_key();
-        self.request_for(&key, mode)
-    }
-
-    fn request_for(&mut self, key: &str, mode: HoldMode) -> LockRequest {
         let request = match mode {
             HoldMode::Exclusive => self.store.lock(key),
             HoldMode::Shared => self.store.lock(key).shared(),
@@ -241,9 +237,8 @@ impl User {
     async fn lock(&mut self, mode: HoldMode) {
         let request = self.request(mode);
         self.activity(|| format!("requests {request:?}"));
-        let requested = self.real_time();
         match request.acquire().await {
-            Ok(guard) => self.use_guard(guard, mode, requested).await,
+            Ok(guard) => self.use_guard(guard, mode).await,
             // A wait without a limit ends with the lock, or with a grant that came too late.
             Err(error) => self.expect("to acquire", &error, &[ErrorKind::Lost]),
         }
@@ -253,7 +248,7 @@ impl User {
         let request = self.request(HoldMode::Exclusive);
         self.activity(|| format!("tries {request:?}"));
         match request.try_acquire().await {
-            Ok(guard) => self.use_guard(guard, HoldMode::Exclusive, u64::MAX).await,
+            Ok(guard) => self.use_guard(guard, HoldMode::Exclusive).await,
             Err(error) if error.kind() == ErrorKind::Held => {}
             Err(error) => self.expect("to try", &error, FAULTS),
         }
@@ -264,38 +259,27 @@ impl User {
         let timeout = self.span(Duration::ZERO, timeout * 2);
         let request = self.request(HoldMode::Exclusive).timeout(timeout);
         self.activity(|| format!("waits at most {timeout:?} for {request:?}"));
-        let requested = self.real_time();
         match request.acquire().await {
-            Ok(guard) => self.use_guard(guard, HoldMode::Exclusive, requested).await,
+            Ok(guard) => self.use_guard(guard, HoldMode::Exclusive).await,
             Err(error) if error.kind() == ErrorKind::Timeout => {}
             Err(error) => self.expect("to wait", &error, FAULTS),
         }
     }
 
     async fn two_phase(&mut self) {
-        let key = self.draw_key();
-        let request = self.request_for(&key, HoldMode::Exclusive);
+        let request = self.request(HoldMode::Exclusive);
         self.activity(|| format!("joins the queue: {request:?}"));
-        let requested = self.real_time();
         let pending = match request.enqueue().await {
             Ok(pending) => pending,
             Err(error) => return self.expect("to join the queue", &error, &[]),
         };
-        let waiting = Waiting {
-            client: self.client,
-            key,
-            mode: HoldMode::Exclusive,
-            placed: self.real_time(),
-        };
-        let waiting = world::with(|world| world.referee.borrow_mut().waits(waiting));
         let pause = self.ttl_base() / 4;
         let pause = self.span(Duration::ZERO, pause);
         self.sleep(pause).await;
         self.activity(|| "waits in the queue".to_owned());
         let waited = pending.wait().await;
-        world::with(|world| world.referee.borrow_mut().waits_no_longer(waiting));
         match waited {
-            Ok(guard) => self.use_guard(guard, HoldMode::Exclusive, requested).await,
+            Ok(guard) => self.use_guard(guard, HoldMode::Exclusive).await,
             Err(error) => self.expect("to wait in the queue", &error, &[ErrorKind::Lost]),
         }
     }
@@ -306,14 +290,13 @@ impl User {
         let patience = self.span(Duration::ZERO, patience);
         self.activity(|| format!("gives up {request:?} after {patience:?}"));
         let until = self.clock.now() + patience;
-        let requested = self.real_time();
         let acquired = tokio::select! {
             biased;
             acquired = request.acquire() => Some(acquired),
             () = self.clock.sleep_until(until) => None,
         };
         match acquired {
-            Some(Ok(guard)) => self.use_guard(guard, HoldMode::Exclusive, requested).await,
+            Some(Ok(guard)) => self.use_guard(guard, HoldMode::Exclusive).await,
             Some(Err(error)) => self.expect("to acquire", &error, &[ErrorKind::Lost]),
             None => {}
         }
@@ -326,7 +309,7 @@ impl User {
             Ok(guard) => Arc::new(guard),
             Err(error) => return self.expect("to acquire", &error, &[ErrorKind::Lost]),
         };
-        let belief = self.begin(&guard, HoldMode::Exclusive, u64::MAX);
+        let belief = self.begin(&guard, HoldMode::Exclusive);
         self.activity(|| "holds until a waiter asks".to_owned());
         let long = self.ttl_base() * 8;
         tokio::select! {
@@ -343,11 +326,10 @@ impl User {
         let most = self.span(base, base * 4);
         let request = self.request(HoldMode::Exclusive).max_hold(most);
         self.activity(|| format!("requests, for at most {most:?}, {request:?}"));
-        let requested = self.real_time();
         match request.acquire().await {
             Ok(guard) => {
                 let guard = Arc::new(guard);
-                let belief = self.begin(&guard, HoldMode::Exclusive, requested);
+                let belief = self.begin(&guard, HoldMode::Exclusive);
                 self.activity(|| "holds until its maximum".to_owned());
                 let lost = guard.lost().await;
                 self.lost(belief, &lost);
@@ -363,19 +345,21 @@ impl User {
         let request = self.store.lock(&key).ttl(ttl);
         let request = if self.random.chance(0.5) { request.detached() } else { request };
         self.activity(|| format!("requests, to detach, {request:?}"));
-        let requested = self.real_time();
         let guard = match request.acquire().await {
             Ok(guard) => Arc::new(guard),
             Err(error) => return self.expect("to acquire", &error, &[ErrorKind::Lost]),
         };
-        let belief = self.begin(&guard, HoldMode::Exclusive, requested);
+        let belief = self.begin(&guard, HoldMode::Exclusive);
         let pause = self.span(Duration::ZERO, ttl);
         self.sleep(pause).await;
-        // The hold lasts as long as the guard says.
-        world::with(|world| world.referee.borrow_mut().detached(belief));
+        // The hold lasts as long as the guard has said.
+        world::with(|world| world.referee.borrow_mut().detaching(belief));
         let Ok(guard) = Arc::try_unwrap(guard) else { return };
         let handle = match guard.detach().await {
-            Ok(handle) => handle,
+            Ok(handle) => {
+                world::with(|world| world.referee.borrow_mut().detached(belief));
+                handle
+            }
             Err(error) => {
                 self.end(belief);
                 return self.expect("to detach", &error, FAULTS);
@@ -420,8 +404,6 @@ impl User {
         let token = holder.token;
         world::with(|world| {
             world.referee.borrow_mut().broken(token);
-            // It may be the grant of a user that does not know of it yet.
-            world.disturb_all();
         });
         let Ok(key) = tenure::Key::new(&key) else { return };
         if let Err(error) = self.store.store().evict(&key, token, "simulated").await {
@@ -502,7 +484,7 @@ impl User {
         let belief =
             world::with(|world| world.referee.borrow_mut().leadership(self.teller(), leadership));
         self.activity(|| format!("leads with token {}", leadership.fencing_token()));
-        self.check(belief, u64::MAX);
+        self.check(belief);
         belief
     }
 
@@ -541,9 +523,9 @@ impl User {
     }
 
     /// Uses a guard for a while, then releases it in one of several ways.
-    async fn use_guard(&mut self, guard: Guard, mode: HoldMode, requested: u64) {
+    async fn use_guard(&mut self, guard: Guard, mode: HoldMode) {
         let guard = Arc::new(guard);
-        let belief = self.begin(&guard, mode, requested);
+        let belief = self.begin(&guard, mode);
         let long = self.ttl_base();
         let long = if self.random.chance(0.7) { long / 4 } else { long * 4 };
         let long = self.span(Duration::ZERO, long);
@@ -571,11 +553,11 @@ impl User {
     }
 
     /// Tells the referee that this user holds a lock from now on.
-    fn begin(&self, guard: &Arc<Guard>, mode: HoldMode, requested: u64) -> usize {
+    fn begin(&self, guard: &Arc<Guard>, mode: HoldMode) -> usize {
         let belief =
             world::with(|world| world.referee.borrow_mut().guard(self.teller(), mode, guard));
         self.activity(|| format!("holds {} with token {}", guard.key(), guard.fencing_token()));
-        self.check(belief, requested);
+        self.check(belief);
         belief
     }
 
@@ -587,14 +569,11 @@ impl User {
         })
     }
 
-    fn check(&self, belief: usize, requested: u64) {
+    fn check(&self, belief: usize) {
         world::with(|world| {
             let at = self.real_time();
             let mut referee = world.referee.borrow_mut();
             referee.check_token(belief);
-            if requested < u64::MAX {
-                referee.check_order(belief, requested, |client| world.disturbed(client));
-            }
             drop(referee);
             world.schedule(at, Event::Check { belief });
         });

@@ -17,6 +17,7 @@ use super::plan::{Fault, Plan};
 use super::process::Process;
 use super::referee::{ProductBreach, Referee, seconds};
 use super::timeline::Timeline;
+use super::wire_tap::WireTap;
 
 thread_local! {
     static CURRENT: RefCell<Option<Rc<World>>> = const { RefCell::new(None) };
@@ -84,6 +85,7 @@ pub(super) struct World {
     pub(super) host: RefCell<Host>,
     pub(super) processes: RefCell<Vec<Rc<Process>>>,
     pub(super) referee: RefCell<Referee>,
+    pub(super) tap: RefCell<WireTap>,
     pub(super) timeline: RefCell<Timeline>,
     pub(super) healed: Cell<bool>,
     /// The probes at the end of the run have succeeded.
@@ -129,7 +131,7 @@ pub(super) fn nanos(span: Duration) -> u64 {
 impl World {
     pub(super) fn new(plan: Plan, timeline: Timeline) -> Rc<Self> {
         let mut random = Random::new(plan.seed);
-        let net = Net::new(random.bits(), plan.link, plan.clients, nanos(plan.ttl) / 8);
+        let net = Net::new(random.bits(), plan.link, plan.clients);
         let host = Host::new(&plan, &mut random);
         Rc::new(Self {
             net: RefCell::new(net),
@@ -141,6 +143,7 @@ impl World {
             random: RefCell::new(random),
             processes: RefCell::default(),
             referee: RefCell::default(),
+            tap: RefCell::default(),
             timeline: RefCell::new(timeline),
             healed: Cell::new(false),
             finished: Cell::new(false),
@@ -253,7 +256,6 @@ impl World {
                 if process.paused_until.get() <= now {
                     note!(self, &format!("client {client}"), "continues");
                 }
-                self.disturb(client);
                 self.schedule_step(client, now);
             }
             Event::DiskFreed => {
@@ -298,24 +300,6 @@ impl World {
         }
     }
 
-    /// Real time of the last disturbance of a client's connection. Segments that are late disturb it until they arrive.
-    pub(super) fn disturbed(&self, client: usize) -> u64 {
-        self.process(client).disturbed.get().max(self.net.borrow().slow_until[client])
-    }
-
-    pub(super) fn disturb_all(&self) {
-        for client in 0..self.plan.clients {
-            self.disturb(client);
-        }
-    }
-
-    /// Records that the connection of a client was disturbed: the referee does not judge its place in queues.
-    pub(super) fn disturb(&self, client: usize) {
-        if let Some(process) = self.processes.borrow().get(client) {
-            process.disturbed.set(self.now.get());
-        }
-    }
-
     pub(super) fn process(&self, client: usize) -> Rc<Process> {
         Rc::clone(&self.processes.borrow()[client])
     }
@@ -345,7 +329,6 @@ impl World {
             host.disk.set_full(false);
         }
         for client in 0..self.plan.clients {
-            self.disturb(client);
             self.read_again(client);
             self.process(client).healed.notify_waiters();
             self.schedule_step(client, self.now.get());
@@ -358,10 +341,6 @@ impl World {
     fn begin_fault(self: &Rc<Self>, fault: Fault) {
         note!(self, "fault", "{fault:?}");
         let now = self.now.get();
-        if let Some(client) = fault.client() {
-            let until = &mut self.net.borrow_mut().slow_until[client];
-            *until = (*until).max(now + nanos(fault.lasts()));
-        }
         match fault {
             Fault::Partition { client, up, down, lasts } => {
                 let until = now + nanos(lasts);
@@ -460,8 +439,10 @@ impl World {
             return net.break_end(connection, side);
         }
         let open = |end: &super::network::End| end.state == super::network::EndState::Open;
-        let half = side == Side::Server && open(net.connections[connection].end(Side::Client));
-        if half {
+        // The client does not know of the end yet, or is stopped while it learns of it.
+        let unaware = open(net.connections[connection].end(Side::Client))
+            || self.process(client).paused_until.get() > self.now.get();
+        if side == Side::Server && unaware {
             // The server takes this for a close by the holder: a documented case of two holders.
             self.referee.borrow_mut().half_closed(client);
         }

@@ -1,0 +1,167 @@
+//! Reads along at the server's sockets, and checks that waiters are served in the order of their arrival.
+//!
+//! It knows the protocol only as its specification describes it: a request has three lines, each request has one reply,
+//! and pushed lines begin with an exclamation mark.
+
+use std::collections::{BTreeMap, VecDeque};
+
+/// State of the tap.
+#[derive(Debug, Default)]
+pub(super) struct WireTap {
+    connections: BTreeMap<usize, TappedConnection>,
+    /// Exclusive claims that wait, by key, in the order of arrival.
+    queues: BTreeMap<String, Vec<QueuedClaim>>,
+    pub(super) waits: u64,
+}
+
+#[derive(Debug, Default)]
+struct TappedConnection {
+    /// Bytes of an incomplete request.
+    input: Vec<u8>,
+    /// Bytes of an incomplete line.
+    output: Vec<u8>,
+    /// Requests without a reply.
+    requests: VecDeque<TappedRequest>,
+    /// The socket had no room. What the server has said is not known from here on.
+    blocked: bool,
+}
+
+#[derive(Debug)]
+enum TappedRequest {
+    Claim { key: String, id: String },
+    Other,
+}
+
+#[derive(Debug)]
+struct QueuedClaim {
+    id: String,
+    connection: usize,
+}
+
+impl WireTap {
+    /// The server has read these bytes.
+    pub(super) fn read(&mut self, connection: usize, bytes: &[u8]) {
+        let tapped = self.connections.entry(connection).or_default();
+        tapped.input.extend_from_slice(bytes);
+        let mut abandoned = Vec::new();
+        while let Some([command, key, argument]) = take_request(&mut tapped.input) {
+            let mut fields = argument.split(' ');
+            let id = fields.next().unwrap_or_default().to_owned();
+            tapped.requests.push_back(match &*command {
+                "x" if fields.next() == Some("x") => TappedRequest::Claim { key, id },
+                "xa" => {
+                    abandoned.push(id);
+                    TappedRequest::Other
+                }
+                _ => TappedRequest::Other,
+            });
+        }
+        for id in abandoned {
+            self.remove(|claim| claim.id == id);
+        }
+    }
+
+    /// The server has written these bytes. Returns a description if a waiter was overtaken.
+    pub(super) fn written(&mut self, connection: usize, bytes: &[u8]) -> Option<String> {
+        let tapped = self.connections.entry(connection).or_default();
+        tapped.output.extend_from_slice(bytes);
+        let mut overtaken = None;
+        while let Some(line) = self.take_line(connection) {
+            let mut words = line.split(' ');
+            let (first, second) = (words.next().unwrap_or_default(), words.next());
+            let breach = if first == "!" {
+                let id = words.next().unwrap_or_default();
+                match second {
+                    Some("granted") => self.granted(id, None),
+                    Some("gone") => {
+                        self.remove(|claim| claim.id == id);
+                        None
+                    }
+                    _ => None,
+                }
+            } else {
+                let tapped = self.connections.entry(connection).or_default();
+                let request = tapped.requests.pop_front();
+                match (request, first) {
+                    (Some(TappedRequest::Claim { key, id }), "queued") => {
+                        self.queued(key, id, connection);
+                        None
+                    }
+                    (Some(TappedRequest::Claim { key, id }), "ok") => self.granted(&id, Some(&key)),
+                    _ => None,
+                }
+            };
+            overtaken = overtaken.or(breach);
+        }
+        overtaken
+    }
+
+    /// A socket had no room for all of the output.
+    pub(super) fn blocked(&mut self, connection: usize) {
+        self.connections.entry(connection).or_default().blocked = true;
+        self.remove(|claim| claim.connection == connection);
+    }
+
+    /// The server has closed a connection: its claims leave their queues.
+    pub(super) fn closed(&mut self, connection: usize) {
+        self.connections.remove(&connection);
+        self.remove(|claim| claim.connection == connection);
+    }
+
+    /// The server has ended: nothing waits any longer.
+    pub(super) fn server_ended(&mut self) {
+        self.connections.clear();
+        self.queues.clear();
+    }
+
+    fn take_line(&mut self, connection: usize) -> Option<String> {
+        let output = &mut self.connections.get_mut(&connection)?.output;
+        let end = output.iter().position(|byte| *byte == b'\n')?;
+        let line: Vec<u8> = output.drain(..=end).collect();
+        Some(String::from_utf8_lossy(&line[..end]).into_owned())
+    }
+
+    fn queued(&mut self, key: String, id: String, connection: usize) {
+        if self.connections.get(&connection).is_some_and(|tapped| tapped.blocked) {
+            return;
+        }
+        let queue = self.queues.entry(key).or_default();
+        if queue.iter().all(|claim| claim.id != id) {
+            self.waits += 1;
+            queue.push(QueuedClaim { id, connection });
+        }
+    }
+
+    /// A claim was granted: by a push, or in the reply to a claim for `key`.
+    fn granted(&mut self, id: &str, key: Option<&str>) -> Option<String> {
+        let waiting =
+            self.queues.iter().find(|(_, queue)| queue.iter().any(|claim| claim.id == id));
+        let key = waiting.map(|(key, _)| key.clone()).or_else(|| key.map(str::to_owned))?;
+        let queue = self.queues.entry(key.clone()).or_default();
+        let place = queue.iter().position(|claim| claim.id == id);
+        let overtaken = (place != Some(0)).then(|| queue.first()).flatten().map(|first| {
+            format!("{key}: claim {id} was granted before claim {}", first.id)
+        });
+        if let Some(place) = place {
+            queue.remove(place);
+        }
+        overtaken
+    }
+
+    fn remove(&mut self, gone: impl Fn(&QueuedClaim) -> bool) {
+        for queue in self.queues.values_mut() {
+            queue.retain(|claim| !gone(claim));
+        }
+    }
+}
+
+/// Takes the three lines of a request.
+fn take_request(input: &mut Vec<u8>) -> Option<[String; 3]> {
+    let ends: Vec<usize> =
+        input.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at).collect();
+    let &[first, second, third, ..] = &ends[..] else { return None };
+    let text = |from: usize, to: usize| String::from_utf8_lossy(&input[from..to]).into_owned();
+    let request = [text(0, first), text(first + 1, second), text(second + 1, third)];
+    input.drain(..=third);
+    Some(request)
+}
