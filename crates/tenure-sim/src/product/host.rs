@@ -407,7 +407,9 @@ impl World {
         let mut tap = self.tap.borrow_mut();
         let count = match written {
             Some(Ok(count)) => *count,
-            Some(Err(_)) | None => 0,
+            // Not received by the client, but decided by the server.
+            Some(Err(_)) => bytes.len(),
+            None => 0,
         };
         let overtaken = tap.written(connection, &bytes[..count]);
         if count < bytes.len() {

@@ -376,6 +376,5 @@ impl AsyncWrite for ClientStream {
 impl Drop for ClientStream {
     fn drop(&mut self) {
         self.with(|net, now| net.close(self.connection, Side::Client, now));
-        world::with(|world| world.referee.borrow_mut().half_closed_over(self.client));
     }
 }

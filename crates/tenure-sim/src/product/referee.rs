@@ -117,8 +117,9 @@ pub(super) struct Referee {
     tokens: BTreeMap<String, (FencingToken, FencingToken)>,
     /// Tokens that were seen, to find repetitions.
     seen: BTreeSet<(String, FencingToken)>,
-    /// Clients with a connection that was closed at the server only, and is still open at the client.
-    half_closed: BTreeSet<usize>,
+    /// Clients with a connection that was closed at the server only, and the real time at which every hold of that
+    /// connection has ended.
+    half_closed: BTreeMap<usize, u64>,
     /// Slots that were run without retries.
     runs: BTreeSet<String>,
     pub(super) breach: Option<(ProductBreach, String)>,
@@ -156,7 +157,8 @@ impl Referee {
         source: Source,
     ) -> usize {
         self.holds += 1;
-        let excused = self.broken.contains(&token) || self.half_closed.contains(&client);
+        let excused = self.broken.contains(&token)
+            || self.half_closed.get(&client).is_some_and(|until| real < *until);
         self.beliefs.push(Belief {
             client,
             life,
@@ -232,7 +234,6 @@ impl Referee {
                 belief.ended.get_or_insert(at);
             }
         }
-        self.half_closed.remove(&client);
     }
 
     /// Checks a hold that begins at the real time `now`.
@@ -296,15 +297,11 @@ impl Referee {
     }
 
     /// A proxy has closed a connection of this client at the server only.
-    pub(super) fn half_closed(&mut self, client: usize) {
-        self.half_closed.insert(client);
+    pub(super) fn half_closed(&mut self, client: usize, until: u64) {
+        self.half_closed.insert(client, until);
         for belief in self.beliefs.iter_mut().filter(|belief| belief.client == client) {
             belief.excused = true;
         }
-    }
-
-    pub(super) fn half_closed_over(&mut self, client: usize) {
-        self.half_closed.remove(&client);
     }
 
     /// A slot was run by a process. Without retries, each slot is run once.

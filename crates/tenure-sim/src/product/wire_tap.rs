@@ -3,7 +3,7 @@
 //! It knows the protocol only as its specification describes it: a request has three lines, each request has one reply,
 //! and pushed lines begin with an exclamation mark.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// State of the tap.
 #[derive(Debug, Default)]
@@ -11,6 +11,9 @@ pub(super) struct WireTap {
     connections: BTreeMap<usize, TappedConnection>,
     /// Exclusive claims that wait, by key, in the order of arrival.
     queues: BTreeMap<String, Vec<QueuedClaim>>,
+    /// Claims that were granted or abandoned, or may have been. They are no longer judged: the reply to a repeat of
+    /// such a claim may be no new grant.
+    settled: BTreeSet<String>,
     pub(super) waits: u64,
 }
 
@@ -43,22 +46,25 @@ impl WireTap {
     pub(super) fn read(&mut self, connection: usize, bytes: &[u8]) {
         let tapped = self.connections.entry(connection).or_default();
         tapped.input.extend_from_slice(bytes);
-        let mut abandoned = Vec::new();
+        let mut settled = Vec::new();
         while let Some([command, key, argument]) = take_request(&mut tapped.input) {
             let mut fields = argument.split(' ');
             let id = fields.next().unwrap_or_default().to_owned();
             tapped.requests.push_back(match &*command {
-                "x" if fields.next() == Some("x") => TappedRequest::Claim { key, id },
+                "x" if fields.next() == Some("x") => {
+                    if tapped.blocked {
+                        settled.push(id.clone());
+                    }
+                    TappedRequest::Claim { key, id }
+                }
                 "xa" => {
-                    abandoned.push(id);
+                    settled.push(id);
                     TappedRequest::Other
                 }
                 _ => TappedRequest::Other,
             });
         }
-        for id in abandoned {
-            self.remove(|claim| claim.id == id);
-        }
+        self.settle(settled);
     }
 
     /// The server has written these bytes. Returns a description if a waiter was overtaken.
@@ -98,20 +104,43 @@ impl WireTap {
 
     /// A socket had no room for all of the output.
     pub(super) fn blocked(&mut self, connection: usize) {
-        self.connections.entry(connection).or_default().blocked = true;
-        self.remove(|claim| claim.connection == connection);
+        let tapped = self.connections.entry(connection).or_default();
+        tapped.blocked = true;
+        let claimed = tapped.requests.iter().filter_map(|request| match request {
+            TappedRequest::Claim { id, .. } => Some(id.clone()),
+            TappedRequest::Other => None,
+        });
+        let claimed: Vec<String> = claimed.collect();
+        self.settle(claimed);
+        self.forget(connection);
     }
 
     /// The server has closed a connection: its claims leave their queues.
     pub(super) fn closed(&mut self, connection: usize) {
         self.connections.remove(&connection);
-        self.remove(|claim| claim.connection == connection);
+        self.forget(connection);
     }
 
-    /// The server has ended: nothing waits any longer.
+    /// Forgets the waiting claims of a connection. They may have been granted just before, without a word on the wire:
+    /// the reply to a repeat of such a claim is not judged.
+    fn forget(&mut self, connection: usize) {
+        let claims = self.queues.values().flatten();
+        let ids = claims.filter(|claim| claim.connection == connection);
+        let ids: Vec<String> = ids.map(|claim| claim.id.clone()).collect();
+        self.settle(ids);
+    }
+
+    /// Takes these claims out of their queues, and does not judge their next grant.
+    fn settle(&mut self, ids: Vec<String>) {
+        self.remove(|claim| ids.contains(&claim.id));
+        self.settled.extend(ids);
+    }
+
+    /// The server has ended: nothing waits.
     pub(super) fn server_ended(&mut self) {
         self.connections.clear();
         self.queues.clear();
+        self.settled.clear();
     }
 
     fn take_line(&mut self, connection: usize) -> Option<String> {
@@ -122,7 +151,7 @@ impl WireTap {
     }
 
     fn queued(&mut self, key: String, id: String, connection: usize) {
-        if self.connections.get(&connection).is_some_and(|tapped| tapped.blocked) {
+        if self.settled.contains(&id) {
             return;
         }
         let queue = self.queues.entry(key).or_default();
@@ -134,6 +163,9 @@ impl WireTap {
 
     /// A claim was granted: by a push, or in the reply to a claim for `key`.
     fn granted(&mut self, id: &str, key: Option<&str>) -> Option<String> {
+        if !self.settled.insert(id.to_owned()) {
+            return None;
+        }
         let waiting =
             self.queues.iter().find(|(_, queue)| queue.iter().any(|claim| claim.id == id));
         let key = waiting.map(|(key, _)| key.clone()).or_else(|| key.map(str::to_owned))?;

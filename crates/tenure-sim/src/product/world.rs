@@ -444,7 +444,8 @@ impl World {
             || self.process(client).paused_until.get() > self.now.get();
         if side == Side::Server && unaware {
             // The server takes this for a close by the holder: a documented case of two holders.
-            self.referee.borrow_mut().half_closed(client);
+            let until = self.now.get() + nanos(self.plan.max_ttl());
+            self.referee.borrow_mut().half_closed(client, until);
         }
         net.finish_end(connection, side);
     }
