@@ -21,7 +21,7 @@ mod world;
 use std::fmt;
 use std::ops::AddAssign;
 
-pub use self::plan::{Fault, Link, Plan, ScheduledFault, ServerPlan, Work};
+pub use self::plan::{Fault, Link, Plan, ScheduledFault, ServerPlan, ServerPoint, Work};
 pub use self::referee::ProductBreach;
 use self::timeline::Timeline;
 use self::world::World;

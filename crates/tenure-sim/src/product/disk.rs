@@ -12,6 +12,7 @@ use tenure_server::journal::JournalError;
 use tenure_server::journal::storage::{MergeTask, MergeWork, QUARANTINE_DIR, Storage, StorageFile};
 
 use super::host;
+use super::plan::ServerPoint;
 
 /// A disk. Clones are the same disk.
 #[derive(Clone, Debug)]
@@ -95,7 +96,7 @@ impl Storage for SimulatedDisk {
     }
 
     fn create(&self, name: &str, size: u64) -> io::Result<Box<dyn StorageFile>> {
-        host::server_operation();
+        host::server_operation(ServerPoint::Disk);
         let mut state = self.lock();
         if state.full {
             return Err(ErrorKind::StorageFull.into());
@@ -114,7 +115,7 @@ impl Storage for SimulatedDisk {
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        host::server_operation();
+        host::server_operation(ServerPoint::Disk);
         let mut state = self.lock();
         let number = *state.names.get(from).ok_or(ErrorKind::NotFound)?;
         state.change_names(vec![(to.to_owned(), Some(number)), (from.to_owned(), None)]);
@@ -122,13 +123,13 @@ impl Storage for SimulatedDisk {
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        host::server_operation();
+        host::server_operation(ServerPoint::Disk);
         self.lock().change_names(vec![(name.to_owned(), None)]);
         Ok(())
     }
 
     fn sync_names(&self) -> io::Result<()> {
-        host::server_operation();
+        host::server_operation(ServerPoint::Disk);
         let mut state = self.lock();
         state.synced_names = state.names.clone();
         state.changed_names.clear();
@@ -136,7 +137,7 @@ impl Storage for SimulatedDisk {
     }
 
     fn empty_quarantine(&self) -> io::Result<()> {
-        host::server_operation();
+        host::server_operation(ServerPoint::Disk);
         let mut state = self.lock();
         let inside: Vec<String> =
             state.names.keys().filter(|name| name.starts_with(QUARANTINE_DIR)).cloned().collect();
@@ -213,12 +214,12 @@ impl StorageFile for SimulatedFile {
         if before.is_some() {
             host::end_server();
         }
-        host::server_operation();
+        host::server_operation(ServerPoint::Disk);
         Ok(())
     }
 
     fn sync(&self) -> io::Result<()> {
-        host::server_operation();
+        host::server_operation(ServerPoint::Disk);
         let mut state = self.disk.lock();
         let file = &mut state.files[self.number];
         file.synced.clone_from(&file.content);

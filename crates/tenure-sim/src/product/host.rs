@@ -16,7 +16,7 @@ use tenure_server::{Engine, Handle, Server, Settings};
 
 use super::disk::SimulatedDisk;
 use super::network::Side;
-use super::plan::{Fault, Plan};
+use super::plan::{Fault, Plan, ServerPoint};
 use super::referee::ProductBreach;
 use super::world::{self, Event, World, nanos, note};
 use crate::clock::Clock;
@@ -28,7 +28,7 @@ const MAX_LEASE: Duration = Duration::from_secs(60);
 /// Wall clock at the start of a run.
 pub(super) const WALL_EPOCH: u64 = 1_700_000_000_000_000_000;
 /// Interval at which an idle server is woken while a fault waits for its next operation.
-const POKE_INTERVAL: u64 = 5_000_000;
+const POKE_INTERVAL: u64 = 300_000_000;
 /// Most events per wait.
 const EVENTS: usize = 128;
 
@@ -45,7 +45,7 @@ pub(super) struct Host {
     /// Number of starts.
     pub(super) starts: u32,
     /// Faults that strike after some more operations.
-    pub(super) armed: Vec<(u64, Fault)>,
+    pub(super) armed: Vec<(ServerPoint, u64, Fault)>,
     /// The machine has crashed: nothing that the dead process does has an effect.
     pub(super) crashed: bool,
     commands: bool,
@@ -90,9 +90,9 @@ pub(super) fn drift(most: u64, random: &mut Random) -> i64 {
 struct ServerEnded;
 
 /// Marks the end of an operation of the server: faults strike here.
-pub(super) fn server_operation() {
+pub(super) fn server_operation(point: ServerPoint) {
     world::with(|world| {
-        if let Some(fault) = world.next_server_fault() {
+        if let Some(fault) = world.next_server_fault(point) {
             world.strike(fault);
         }
     });
@@ -102,10 +102,10 @@ pub(super) fn server_operation() {
 /// caller then calls [`end_server`].
 pub(super) fn server_write(length: usize) -> Option<usize> {
     world::with(|world| {
-        let fault = world.next_server_fault()?;
+        let fault = world.next_server_fault(ServerPoint::Disk)?;
         if matches!(fault, Fault::KillServer { .. } | Fault::CrashMachine { .. }) {
             let written = world.random.borrow_mut().below(length as u64 + 1);
-            world.host.borrow_mut().armed.insert(0, (0, fault));
+            world.host.borrow_mut().armed.insert(0, (ServerPoint::Any, 0, fault));
             return usize::try_from(written).ok();
         }
         world.strike(fault);
@@ -115,21 +115,24 @@ pub(super) fn server_write(length: usize) -> Option<usize> {
 
 /// Ends the server in the middle of a write.
 pub(super) fn end_server() {
-    server_operation();
+    server_operation(ServerPoint::Disk);
 }
 
 impl World {
     /// Takes the fault that strikes at this operation, if any.
-    fn next_server_fault(&self) -> Option<Fault> {
+    fn next_server_fault(&self, point: ServerPoint) -> Option<Fault> {
         let mut host = self.host.borrow_mut();
         if !host.serving || self.judging.get() {
             return None;
         }
-        let struck = host.armed.iter().position(|(left, _)| *left == 0);
-        for (left, _) in &mut host.armed {
-            *left = left.saturating_sub(1);
+        let counts = |counted: ServerPoint| counted == ServerPoint::Any || counted == point;
+        let struck = host.armed.iter().position(|(at, left, _)| counts(*at) && *left == 0);
+        for (at, left, _) in &mut host.armed {
+            if counts(*at) {
+                *left = left.saturating_sub(1);
+            }
         }
-        struck.map(|index| host.armed.remove(index).1)
+        struck.map(|index| host.armed.remove(index).2)
     }
 
     /// Stops or ends the server in the middle of its step.
@@ -142,7 +145,7 @@ impl World {
                 note!(self, "server", "continues");
             }
             Fault::KillServer { .. } | Fault::CrashMachine { .. } => {
-                self.host.borrow_mut().armed.insert(0, (0, fault));
+                self.host.borrow_mut().armed.insert(0, (ServerPoint::Any, 0, fault));
                 resume_unwind(Box::new(ServerEnded));
             }
             _ => {}
@@ -151,11 +154,11 @@ impl World {
 
     pub(super) fn begin_server_fault(self: &Rc<Self>, fault: Fault) {
         match fault {
-            Fault::StopServer { operations, .. }
-            | Fault::KillServer { operations, .. }
-            | Fault::CrashMachine { operations, .. } => {
-                self.host.borrow_mut().armed.push((operations, fault));
-                self.schedule_server(self.now.get());
+            Fault::StopServer { point, operations, .. }
+            | Fault::KillServer { point, operations, .. }
+            | Fault::CrashMachine { point, operations, .. } => {
+                self.host.borrow_mut().armed.push((point, operations, fault));
+                self.schedule_server(self.now.get() + POKE_INTERVAL);
             }
             Fault::ShutDownServer { restart_after } => {
                 let mut host = self.host.borrow_mut();
@@ -356,7 +359,7 @@ impl World {
                 format!("it panicked: {}", text.unwrap_or_default()),
             );
         }
-        let (_, fault) = self.host.borrow_mut().armed.remove(0);
+        let (_, _, fault) = self.host.borrow_mut().armed.remove(0);
         let restart_after = match fault {
             Fault::CrashMachine { restart_after, .. } => {
                 note!(self, "server", "its machine crashes");
@@ -418,6 +421,16 @@ impl World {
         if let Some(what) = overtaken {
             self.breach(ProductBreach::Overtaken, what);
         }
+        let expired = std::mem::take(&mut tap.expired);
+        drop(tap);
+        let local = |client, life| self.local_time(client, life);
+        let now = self.now.get();
+        for number in expired {
+            let early = self.referee.borrow().ended_early(number, now, &local);
+            if let Some(what) = early {
+                self.breach(ProductBreach::EndedEarly, what);
+            }
+        }
     }
 }
 
@@ -430,7 +443,7 @@ impl Network for SimulatedNetwork {
 
     fn now(&self) -> Time {
         let now = world::with(|world| world.host.borrow().clock.read(world.now.get()));
-        server_operation();
+        server_operation(ServerPoint::Clock);
         now
     }
 
@@ -458,7 +471,7 @@ impl Network for SimulatedNetwork {
                 events.push(event(token, readable, writable, closed));
             }
         });
-        server_operation();
+        server_operation(ServerPoint::Any);
         Ok(())
     }
 
@@ -469,7 +482,7 @@ impl Network for SimulatedNetwork {
         });
         let (index, client) = next.ok_or(ErrorKind::WouldBlock)?;
         let stream = ServerStream(index);
-        server_operation();
+        server_operation(ServerPoint::Any);
         let last = u8::try_from(client + 1).unwrap_or(u8::MAX);
         let port = u16::try_from(1024 + index).unwrap_or(u16::MAX);
         Ok((stream, SocketAddr::from((Ipv4Addr::new(10, 0, 0, last), port))))
@@ -514,7 +527,7 @@ impl Read for ServerStream {
             }
             read
         });
-        server_operation();
+        server_operation(ServerPoint::Read);
         read.unwrap_or(Err(ErrorKind::WouldBlock.into()))
     }
 }
@@ -527,7 +540,7 @@ impl Write for ServerStream {
             world.tap_written(self.0, bytes, written.as_ref());
             written
         });
-        server_operation();
+        server_operation(ServerPoint::Write);
         written.unwrap_or(Err(ErrorKind::WouldBlock.into()))
     }
 

@@ -14,6 +14,8 @@ pub struct Plan {
     pub clients: usize,
     /// Number of users per client process: tasks that acquire and release.
     pub users: usize,
+    /// True if each client has one more user, which asks for holders all the time.
+    pub chatty: bool,
     /// Number of keys.
     pub keys: u64,
     /// Duration of the phase with faults.
@@ -85,10 +87,14 @@ pub enum Work {
     Elect,
     /// Runs a task once per period.
     Once,
+    /// Asks for the holders of a key, several times.
+    Inspect,
+    /// Holds a lock without renewals until its deadline.
+    Outlast,
 }
 
 impl Work {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 15] = [
         Self::Lock,
         Self::Share,
         Self::Slot,
@@ -102,6 +108,8 @@ impl Work {
         Self::Break,
         Self::Elect,
         Self::Once,
+        Self::Inspect,
+        Self::Outlast,
     ];
 }
 
@@ -140,15 +148,30 @@ pub enum Fault {
     /// The wall clock of a client, or of the server, is set.
     StepWallClock { client: Option<usize>, by: Duration, back: bool },
     /// The server process is stopped after some of its operations.
-    StopServer { operations: u64, lasts: Duration },
+    StopServer { point: ServerPoint, operations: u64, lasts: Duration },
     /// The server process is killed after some of its operations.
-    KillServer { operations: u64, restart_after: Duration },
+    KillServer { point: ServerPoint, operations: u64, restart_after: Duration },
     /// The machine of the server crashes after some operations of the server. Unsynced writes may be lost.
-    CrashMachine { operations: u64, restart_after: Duration },
+    CrashMachine { point: ServerPoint, operations: u64, restart_after: Duration },
     /// The server is told to stop.
     ShutDownServer { restart_after: Duration },
     /// The disk of the server has no space left.
     FillDisk { lasts: Duration },
+}
+
+/// Operations of the server that a fault counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerPoint {
+    /// All operations.
+    Any,
+    /// Readings of the clock.
+    Clock,
+    /// Reads from sockets.
+    Read,
+    /// Writes to sockets.
+    Write,
+    /// Changes of the disk.
+    Disk,
 }
 
 const MS: Duration = Duration::from_millis(1);
@@ -158,7 +181,7 @@ impl Plan {
     pub fn draw(seed: u64) -> Self {
         let mut draw = Draw(Random::new(seed ^ 0x7465_6e75_7265_0001));
         let clients = 2 + draw.index(3);
-        let users = 1 + draw.index(2);
+        let users = 1 + draw.index(3);
         let ttl = draw.span(400 * MS, 2_000 * MS);
         let length = ttl * 4 + draw.span(Duration::ZERO, ttl * 16);
         let durable = draw.chance(0.9);
@@ -166,7 +189,8 @@ impl Plan {
             seed,
             clients,
             users,
-            keys: 1 + draw.0.below(2),
+            chatty: draw.chance(0.4),
+            keys: if draw.chance(0.3) { 2 } else { 1 },
             length,
             ttl,
             work: draw.work(),
@@ -204,13 +228,16 @@ impl Plan {
         // Some runs have one kind of fault, some have many, a few have none.
         let kinds: Vec<usize> = match draw.0.below(10) {
             0 => Vec::new(),
-            1..=4 => vec![draw.index(FAULT_KINDS)],
+            1..=2 => vec![draw.index(FAULT_KINDS)],
+            // Of the server, which has the most to keep.
+            3..=4 => (11..=13).filter(|_| draw.chance(0.5)).collect(),
             _ => (0..FAULT_KINDS).filter(|_| draw.chance(0.3)).collect(),
         };
         if kinds.is_empty() {
             return;
         }
-        let count = 1 + draw.index(10);
+        // Some faults break a promise only in a narrow window: many runs are hit again and again.
+        let count = if draw.chance(0.4) { 10 + draw.index(40) } else { 1 + draw.index(10) };
         for _ in 0..count {
             let kind = kinds[draw.index(kinds.len())];
             let at = draw.span(Duration::ZERO, self.length);
@@ -224,10 +251,19 @@ impl Plan {
     fn draw_fault(&self, kind: usize, draw: &mut Draw) -> Option<Fault> {
         let client = draw.index(self.clients);
         let (ttl, max_ttl) = (self.ttl, self.max_ttl());
-        let lasts = draw.span(ttl / 20, max_ttl);
-        // Most faults hit in the middle of a step; small numbers hit the first step after the fault's time.
-        let operations = draw.0.below(30);
-        let restart_after = draw.span(MS, ttl * 2);
+        let longest = if draw.chance(0.5) { ttl } else { max_ttl };
+        let lasts = draw.span(ttl / 20, longest);
+        // A step that serves a request has about ten operations, one or two of each kind: most faults strike in the
+        // middle of one.
+        let (point, operations) = match draw.0.below(8) {
+            0..=1 => (ServerPoint::Any, draw.0.below(15)),
+            2..=3 => (ServerPoint::Clock, draw.0.below(3)),
+            4 => (ServerPoint::Read, draw.0.below(3)),
+            5 => (ServerPoint::Disk, draw.0.below(5)),
+            _ => (ServerPoint::Write, draw.0.below(3)),
+        };
+        let longest = if draw.chance(0.5) { ttl / 50 } else { ttl * 2 };
+        let restart_after = draw.span(MS, longest);
         let notices = |draw: &mut Draw| draw.chance(0.8).then(|| draw.span(Duration::ZERO, ttl));
         Some(match kind {
             0 => {
@@ -254,10 +290,10 @@ impl Plan {
                 let (by, back) = (draw.span(MS, Duration::from_secs(3600)), draw.chance(0.5));
                 Fault::StepWallClock { client, by, back }
             }
-            11 => Fault::StopServer { operations, lasts },
+            11 => Fault::StopServer { point, operations, lasts },
             _ if !self.server.durable => return None,
-            12 => Fault::KillServer { operations, restart_after },
-            13 => Fault::CrashMachine { operations, restart_after },
+            12 => Fault::KillServer { point, operations, restart_after },
+            13 => Fault::CrashMachine { point, operations, restart_after },
             14 => Fault::ShutDownServer { restart_after },
             _ => Fault::FillDisk { lasts },
         })
@@ -283,6 +319,9 @@ impl Plan {
         }
         if self.users > 1 {
             plans.push(Self { users: self.users - 1, ..self.clone() });
+        }
+        if self.chatty {
+            plans.push(Self { chatty: false, ..self.clone() });
         }
         if self.keys > 1 {
             plans.push(Self { keys: self.keys - 1, ..self.clone() });
@@ -400,8 +439,11 @@ impl Draw {
     /// Draws some kinds of work. Waiting for exclusive locks is always among them: it is what most breaches need.
     fn work(&mut self) -> Vec<(Work, u64)> {
         let mut work = vec![(Work::Lock, 4)];
+        if self.chance(0.2) {
+            work.push((Work::Outlast, 4));
+        }
         for kind in Work::ALL {
-            if kind != Work::Lock && self.chance(0.3) {
+            if kind != Work::Lock && kind != Work::Outlast && self.chance(0.35) {
                 work.push((kind, 1 + self.0.below(4)));
             }
         }

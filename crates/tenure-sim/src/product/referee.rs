@@ -13,6 +13,8 @@ use tenure_core::Time;
 pub enum ProductBreach {
     /// Two users believe, each by its own clock, that they hold a key that only one may hold.
     Overlap,
+    /// The server has ended a hold that its user may still rely on: the next holder overlaps it.
+    EndedEarly,
     /// A fencing token is not larger than that of an earlier holder.
     TokenOrder,
     /// A waiter was overtaken.
@@ -33,6 +35,7 @@ impl fmt::Display for ProductBreach {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Overlap => "two holders at once",
+            Self::EndedEarly => "a hold ended at the server before its holder's deadline",
             Self::TokenOrder => "a fencing token did not grow",
             Self::Overtaken => "a waiter was overtaken",
             Self::NotServed => "a waiter was not served after the faults had ended",
@@ -259,6 +262,19 @@ impl Referee {
         if let Some(what) = breach {
             self.breach(ProductBreach::Overlap, what);
         }
+    }
+
+    /// Describes the hold with this number if the server has let it expire although its user may still rely on it.
+    pub(super) fn ended_early(
+        &self,
+        number: u64,
+        now: u64,
+        local: &LocalTime<'_>,
+    ) -> Option<String> {
+        let early = |belief: &&Belief| {
+            belief.token.number() == number && !belief.excused && belief.is_valid(now, local)
+        };
+        self.beliefs.iter().find(early).map(|belief| format!("{belief} until {:?}", belief.deadline))
     }
 
     /// Checks the token of a hold that begins.

@@ -15,6 +15,8 @@ pub(super) struct WireTap {
     /// such a claim may be no new grant.
     settled: BTreeSet<String>,
     pub(super) waits: u64,
+    /// Numbers of the holds that the server has declared expired since they were last taken.
+    pub(super) expired: Vec<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -79,6 +81,12 @@ impl WireTap {
                 let id = words.next().unwrap_or_default();
                 match second {
                     Some("granted") => self.granted(id, None),
+                    Some("ended") => {
+                        if words.next() == Some("expired") {
+                            self.expired.extend(id.parse::<u64>());
+                        }
+                        None
+                    }
                     Some("gone") => {
                         self.remove(|claim| claim.id == id);
                         None

@@ -46,10 +46,12 @@ pub(super) async fn run_client(client: usize, life: u32, clock: Clock, seed: u64
         }
     };
     let store = Client::with_store(Arc::new(store)).with_clock(clock.clone());
-    let (users, healed) =
-        world::with(|world| (world.plan.users, Arc::clone(&world.process(client).healed)));
+    let (users, chatty, healed) = world::with(|world| {
+        let healed = Arc::clone(&world.process(client).healed);
+        (world.plan.users, world.plan.chatty, healed)
+    });
     let mut tasks = Vec::new();
-    for number in 0..users {
+    for number in 0..users + usize::from(chatty) {
         let mut user = User {
             client,
             life,
@@ -59,7 +61,9 @@ pub(super) async fn run_client(client: usize, life: u32, clock: Clock, seed: u64
             healed: Arc::clone(&healed),
             store: store.clone(),
         };
-        tasks.push(tokio::spawn(async move { user.run().await }));
+        tasks.push(tokio::spawn(async move {
+            if number < users { user.run().await } else { user.chat().await }
+        }));
     }
     for task in tasks {
         // A user that panicked has broken the run already.
@@ -165,6 +169,8 @@ impl User {
                 Work::Break => self.break_hold().await,
                 Work::Elect => self.elect().await,
                 Work::Once => self.once().await,
+                Work::Inspect => self.inspect().await,
+                Work::Outlast => self.outlast().await,
             }
             let (client, number) = (self.client, self.number);
             world::with(|world| world.process(client).set_activity(number, String::new()));
@@ -231,7 +237,7 @@ impl User {
         let ttl = self.ttl_base();
         let ttl = self.span(ttl, ttl * 4);
         let request = request.ttl(ttl);
-        if self.random.chance(0.2) { request.keep_alive(false) } else { request }
+        if self.random.chance(0.5) { request.keep_alive(false) } else { request }
     }
 
     async fn lock(&mut self, mode: HoldMode) {
@@ -338,6 +344,20 @@ impl User {
         }
     }
 
+    async fn outlast(&mut self) {
+        let request = self.request(HoldMode::Exclusive).keep_alive(false);
+        self.activity(|| format!("requests, without renewals, {request:?}"));
+        match request.acquire().await {
+            Ok(guard) => {
+                let guard = Arc::new(guard);
+                let belief = self.begin(&guard, HoldMode::Exclusive);
+                let lost = guard.lost().await;
+                self.lost(belief, &lost);
+            }
+            Err(error) => self.expect("to acquire", &error, &[ErrorKind::Lost]),
+        }
+    }
+
     async fn detach(&mut self) {
         let key = self.draw_key();
         let ttl = self.ttl_base();
@@ -409,6 +429,28 @@ impl User {
         if let Err(error) = self.store.store().evict(&key, token, "simulated").await {
             let expected = [FAULTS, &[ErrorKind::NotHeld]].concat();
             self.expect("to break", &error, &expected);
+        }
+    }
+
+    async fn inspect(&mut self) {
+        for _ in 0..self.random.below(20) {
+            self.inspect_once().await;
+        }
+    }
+
+    async fn inspect_once(&mut self) {
+        let key = self.draw_key();
+        if let Err(error) = self.store.inspect(&key).await {
+            self.expect("to inspect", &error, FAULTS);
+        }
+        let pause = self.ttl_base() / 50;
+        self.sleep(pause).await;
+    }
+
+    /// Asks for holders until the faults end.
+    async fn chat(&mut self) {
+        while !self.is_healed() {
+            self.inspect_once().await;
         }
     }
 
@@ -527,7 +569,7 @@ impl User {
         let guard = Arc::new(guard);
         let belief = self.begin(&guard, mode);
         let long = self.ttl_base();
-        let long = if self.random.chance(0.7) { long / 4 } else { long * 4 };
+        let long = if self.random.chance(0.5) { long / 4 } else { long * 4 };
         let long = self.span(Duration::ZERO, long);
         tokio::select! {
             biased;

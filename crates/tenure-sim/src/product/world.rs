@@ -330,6 +330,7 @@ impl World {
         }
         for client in 0..self.plan.clients {
             self.read_again(client);
+            self.process(client).stop_after.set(None);
             self.process(client).healed.notify_waiters();
             self.schedule_step(client, self.now.get());
         }
