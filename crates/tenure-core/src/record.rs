@@ -4,7 +4,15 @@
 //! Mutual exclusion comes from the write itself, which is conditional on that version. A decision on an old record
 //! costs a refused write and nothing else.
 
+mod fate;
+mod known;
+mod lineage;
+
 use std::time::Duration;
+
+pub use self::fate::WriteFate;
+pub use self::known::{KnownRecord, RecordSource, SeenRecord};
+pub use self::lineage::{Lineage, LineageMark, StreamState, WentBack};
 
 use crate::observe::Observation;
 use crate::table::Mode;
@@ -75,6 +83,13 @@ impl<T> Default for CasRecord<T> {
     }
 }
 
+impl<T> CasRecord<T> {
+    /// Hold of a claim.
+    pub fn holder(&self, claim: u128) -> Option<&RecordHolder<T>> {
+        self.holders.iter().find(|holder| holder.claim == claim)
+    }
+}
+
 impl<T: Clone> CasRecord<T> {
     /// Decides a claim. `may_take_over` returns true for a holder that may be taken over.
     pub fn claim(
@@ -142,11 +157,6 @@ impl<T: Clone> CasRecord<T> {
         Some(self.rewritten(version, |holder| holder.claim != claim))
     }
 
-    /// Hold of a claim.
-    pub fn holder(&self, claim: u128) -> Option<&RecordHolder<T>> {
-        self.holders.iter().find(|holder| holder.claim == claim)
-    }
-
     /// Copy of this record, which was read at `version`, with the holders that `keep` accepts. A holder without a grant
     /// number has the number `version`. The next write changes the version, so the number is stored explicitly now.
     fn rewritten(&self, version: u64, keep: impl Fn(&RecordHolder<T>) -> bool) -> Self {
@@ -169,19 +179,28 @@ impl<T> RecordHolder<T> {
 
 /// Observations of the holders of one record, on the challenger's own clock.
 #[derive(Clone, Debug, Default)]
-pub struct HolderObservations(Vec<(u128, Observation<u64>, Time)>);
+pub struct HolderObservations {
+    /// Claim, its observed renewals, and the instant from which its hold may be taken over.
+    seen: Vec<(u128, Observation<u64>, Time)>,
+    rules: Rules,
+}
 
 impl HolderObservations {
+    /// No holder seen yet.
+    pub const fn new(rules: Rules) -> Self {
+        Self { seen: Vec::new(), rules }
+    }
+
     /// Records a read that was sent at `sent` and answered at `replied`.
     pub fn observe<T>(&mut self, record: &CasRecord<T>, sent: Time, replied: Time) {
-        self.0.retain(|(claim, ..)| record.holders.iter().any(|holder| holder.claim == *claim));
+        self.seen.retain(|(claim, ..)| record.holders.iter().any(|holder| holder.claim == *claim));
         for holder in &record.holders {
-            let at = self.0.iter().position(|(claim, ..)| *claim == holder.claim);
+            let at = self.seen.iter().position(|(claim, ..)| *claim == holder.claim);
             let at = at.unwrap_or_else(|| {
-                self.0.push((holder.claim, Observation::new(Rules::ALL), Time::MAX));
-                self.0.len() - 1
+                self.seen.push((holder.claim, Observation::new(self.rules), Time::MAX));
+                self.seen.len() - 1
             });
-            let (_, seen, until) = &mut self.0[at];
+            let (_, seen, until) = &mut self.seen[at];
             let takeover_at = |lease| seen.observe(holder.renewal_count, lease, sent, replied);
             *until = holder.lease.map_or(Time::MAX, takeover_at);
         }
@@ -189,7 +208,7 @@ impl HolderObservations {
 
     /// Instant from which a hold may be taken over, unless it is renewed before; [`Time::MAX`] if it was not seen.
     pub fn takeover_at(&self, claim: u128) -> Time {
-        self.0.iter().find(|(known, ..)| *known == claim).map_or(Time::MAX, |(.., until)| *until)
+        self.seen.iter().find(|(known, ..)| *known == claim).map_or(Time::MAX, |(.., until)| *until)
     }
 
     /// True if a hold may be taken over.
@@ -200,7 +219,7 @@ impl HolderObservations {
 
     /// Next instant after `now` at which a hold may be taken over.
     pub fn next_takeover(&self, now: Time) -> Time {
-        let ends = self.0.iter().map(|(.., until)| *until).filter(|until| *until > now);
+        let ends = self.seen.iter().map(|(.., until)| *until).filter(|until| *until > now);
         ends.min().unwrap_or(Time::MAX)
     }
 }

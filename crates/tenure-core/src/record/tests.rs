@@ -170,3 +170,21 @@ fn the_time_of_a_store_is_counted_on_for_a_minute() {
     assert_eq!(reported.at(at(0)), 5_000_000_000, "a lower bound");
     assert!(!reported.is_stale(at(61_000)) && reported.is_stale(at(61_001)));
 }
+
+#[test]
+fn a_later_read_shows_the_fate_of_a_write_without_a_reply() {
+    let free = CasRecord::default();
+    let held = granted(&free, 1, Mode::Exclusive, 0);
+    assert_eq!(held.fate_of_grant(1, 5, 4), WriteFate::Landed);
+    assert_eq!(held.fate_of_grant(2, 5, 4), WriteFate::Refused, "another client was quicker");
+    assert_eq!(free.fate_of_grant(1, 4, 4), WriteFate::Unsettled, "it may still land");
+    assert_eq!(free.fate_of_grant(1, 3, 4), WriteFate::Unsettled, "the stream went back");
+    let renewed = held.renew(1, 5, LEASE, Duration::ZERO).unwrap();
+    assert_eq!(renewed.fate_of_change(1, Some(1), true), WriteFate::Landed);
+    assert_eq!(held.fate_of_change(1, Some(1), false), WriteFate::Unsettled);
+    assert_eq!(held.fate_of_change(1, Some(1), true), WriteFate::Refused, "another holder wrote");
+    assert_eq!(held.fate_of_change(2, Some(1), true), WriteFate::Refused, "the hold is gone");
+    assert_eq!(free.fate_of_change(1, None, true), WriteFate::Landed, "it is released");
+    assert_eq!(held.fate_of_change(1, None, false), WriteFate::Unsettled);
+    assert_eq!(held.fate_of_change(1, None, true), WriteFate::Refused);
+}

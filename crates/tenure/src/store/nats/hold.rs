@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tenure_core::record::WriteFate;
 use tenure_core::{FencingToken, Key, Time};
 
 use super::api::{ApiDeadline, WriteOutcome};
@@ -63,21 +64,12 @@ impl NatsHold {
             };
             let old_sequence = self.sequence;
             self.reread(until, unclear.as_ref()).await?;
-            let found_count = self.record.holder(self.claim).map(|holder| holder.renewal_count);
-            match (unclear, found_count, change) {
-                // Only we increment our renewal count: the unclear write has landed.
-                (Some(_), count, NatsHoldChange::Renew { .. })
-                    if count.is_some() && count == written_count =>
-                {
-                    return Ok(());
-                }
-                // The release was unclear, but our hold is gone: nothing is left to release.
-                (Some(_), None, NatsHoldChange::Release) => return Ok(()),
-                // The record is unchanged: our write may still be in flight, and land later. Its outcome stays unknown.
-                (Some(error), Some(_), _) if self.sequence == old_sequence => {
-                    return Err(self.explain(as_unknown(error)));
-                }
-                _ => {}
+            let Some(error) = unclear else { continue };
+            let moved = self.sequence != old_sequence;
+            match self.record.fate_of_change(self.claim, written_count, moved) {
+                WriteFate::Landed => return Ok(()),
+                WriteFate::Unsettled => return Err(self.explain(as_unknown(error))),
+                WriteFate::Refused => {}
             }
         }
         let message = "other holders changed the shared record each time: try again";
