@@ -64,6 +64,22 @@ pub struct RecordClaim<'a, T> {
     pub by: &'a T,
 }
 
+/// Renewal of a hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Renewal {
+    /// Number of the grant, if the record keeps it. A claim can be granted several times. If the store lost the last
+    /// grant, an earlier one may be back in the record: its token is another, and later grants may repeat ours.
+    pub number: Option<u64>,
+    /// Largest renewal count that the holder has tried to write. The new count is above it, so that no two attempts
+    /// write the same: a count that is found later shows which attempt took effect, and thus how old the renewal is. An
+    /// attempt without a reply may take effect long after the next one was sent.
+    pub attempted: u64,
+    /// Time that the hold lasts from now on.
+    pub lease: Duration,
+    /// Age of the hold on the holder's own clock.
+    pub held_for: Duration,
+}
+
 /// Decision on a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecordDecision<'a, T> {
@@ -134,18 +150,16 @@ impl<T: Clone> CasRecord<T> {
 
     /// Record that renews the hold of `claim`, from the version that was read; `None` if `claim` holds nothing.
     #[must_use]
-    pub fn renew(
-        &self,
-        claim: u128,
-        version: u64,
-        lease: Duration,
-        held: Duration,
-    ) -> Option<Self> {
-        self.holder(claim)?;
+    pub fn renew(&self, claim: u128, version: u64, renewal: Renewal) -> Option<Self> {
+        let Renewal { number, attempted, lease, held_for } = renewal;
+        let held = self.holder(claim)?;
+        if number.is_some_and(|number| number != held.number(version)) {
+            return None;
+        }
         let mut next = self.rewritten(version, |_| true);
         for holder in next.holders.iter_mut().filter(|holder| holder.claim == claim) {
-            (holder.renewal_count, holder.lease, holder.held_for) =
-                (holder.renewal_count + 1, Some(lease), held);
+            holder.renewal_count = holder.renewal_count.max(attempted) + 1;
+            (holder.lease, holder.held_for) = (Some(lease), held_for);
         }
         Some(next)
     }
@@ -180,10 +194,14 @@ impl<T> RecordHolder<T> {
 /// Observations of the holders of one record, on the challenger's own clock.
 #[derive(Clone, Debug, Default)]
 pub struct HolderObservations {
-    /// Claim, its observed renewals, and the instant from which its hold may be taken over.
-    seen: Vec<(u128, Observation<u64>, Time)>,
+    /// Claim, its observed state, and the instant from which its hold may be taken over.
+    seen: Vec<(u128, Observation<HoldState>, Time)>,
     rules: Rules,
 }
+
+/// State of a hold that each renewal changes: the grant number and the renewal count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct HoldState(u64, u64);
 
 impl HolderObservations {
     /// No holder seen yet.
@@ -191,8 +209,8 @@ impl HolderObservations {
         Self { seen: Vec::new(), rules }
     }
 
-    /// Records a read that was sent at `sent` and answered at `replied`.
-    pub fn observe<T>(&mut self, record: &CasRecord<T>, sent: Time, replied: Time) {
+    /// Records a read that was sent at `sent`, answered at `replied`, and showed the record at `version`.
+    pub fn observe<T>(&mut self, record: &CasRecord<T>, version: u64, sent: Time, replied: Time) {
         self.seen.retain(|(claim, ..)| record.holders.iter().any(|holder| holder.claim == *claim));
         for holder in &record.holders {
             let at = self.seen.iter().position(|(claim, ..)| *claim == holder.claim);
@@ -201,7 +219,10 @@ impl HolderObservations {
                 self.seen.len() - 1
             });
             let (_, seen, until) = &mut self.seen[at];
-            let takeover_at = |lease| seen.observe(holder.renewal_count, lease, sent, replied);
+            // With the grant number: a claim whose grant came too late is released and granted again. It then has the
+            // same renewal count as before, and a challenger that read nothing in between would take it for unchanged.
+            let state = HoldState(holder.number(version), holder.renewal_count);
+            let takeover_at = |lease| seen.observe(state, lease, sent, replied);
             *until = holder.lease.map_or(Time::MAX, takeover_at);
         }
     }

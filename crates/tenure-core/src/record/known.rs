@@ -18,6 +18,8 @@ pub struct KnownRecord<T> {
     pub observations: HolderObservations,
     /// Local time at which the record was seen.
     pub seen_at: Time,
+    /// Number of the connection over which the record was seen.
+    pub connection: u64,
 }
 
 /// A record that a read or a notification showed.
@@ -29,6 +31,8 @@ pub struct SeenRecord<T> {
     pub record: CasRecord<T>,
     /// Server timestamp of its message in nanoseconds, if known.
     pub timestamp: Option<u64>,
+    /// Number of the connection over which it was seen.
+    pub connection: u64,
 }
 
 /// Source of a record that was seen.
@@ -41,6 +45,9 @@ pub enum RecordSource {
 }
 
 impl<T> KnownRecord<T> {
+    /// Largest age of a known record that a write may be conditional on.
+    pub const MAX_AGE: Duration = Duration::from_secs(2);
+
     /// No record seen yet.
     pub fn new(rules: Rules) -> Self {
         Self {
@@ -49,17 +56,29 @@ impl<T> KnownRecord<T> {
             timestamp: None,
             observations: HolderObservations::new(rules),
             seen_at: Time::ZERO,
+            connection: 0,
         }
     }
 
     /// Remembers a record that was read by a request sent at `sent` and answered at `replied`.
     pub fn note(&mut self, seen: SeenRecord<T>, source: RecordSource, sent: Time, replied: Time) {
-        let SeenRecord { sequence, record, timestamp } = seen;
+        let SeenRecord { sequence, record, timestamp, connection } = seen;
         if source == RecordSource::Leader || sequence > self.sequence {
-            self.observations.observe(&record, sent, replied);
+            self.observations.observe(&record, sequence, sent, replied);
             (self.sequence, self.record, self.timestamp) = (sequence, record, timestamp);
-            self.seen_at = replied;
+            (self.seen_at, self.connection) = (replied, connection);
         }
+    }
+
+    /// True if a claim may be written over this record without another read.
+    ///
+    /// Exclusion rests on the sequence that the write names, and sequences can repeat. A bucket that was deleted and
+    /// created again counts from 1. A server that crashed may have lost the last writes, and gives their sequences
+    /// again. In both cases the known sequence could by chance be that of another holder's record. The first case is
+    /// bounded by [`MAX_AGE`](Self::MAX_AGE). In the second the connection broke: a record that was seen over an
+    /// earlier one is read again.
+    pub fn may_be_overwritten(&self, now: Time, connection: u64) -> bool {
+        now.since(self.seen_at) < Self::MAX_AGE && self.connection == connection
     }
 
     /// True if a holder may be taken over: this process has observed it without a renewal for long enough, or its
@@ -127,7 +146,7 @@ mod tests {
     const LEASE: Option<Duration> = Some(Duration::from_millis(600));
 
     fn seen(sequence: u64, renewal_count: u64) -> SeenRecord<()> {
-        SeenRecord { sequence, record: held(renewal_count, LEASE), timestamp: None }
+        SeenRecord { sequence, record: held(renewal_count, LEASE), timestamp: None, connection: 3 }
     }
 
     #[test]
@@ -159,6 +178,15 @@ mod tests {
             !known.may_be_taken_over(&for_ever, at(0), Some(u64::MAX), Rules::ALL),
             "a hold without a lease never ends"
         );
+    }
+
+    #[test]
+    fn a_record_is_read_again_after_two_seconds_and_after_a_reconnect() {
+        let mut known = KnownRecord::default();
+        known.note(seen(5, 2), RecordSource::Leader, at(0), at(10));
+        assert!(known.may_be_overwritten(at(2_009), 3));
+        assert!(!known.may_be_overwritten(at(2_010), 3));
+        assert!(!known.may_be_overwritten(at(20), 4));
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub struct Lineage {
 }
 
 /// Knowledge of a stream before a write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LineageMark {
     epoch: u64,
     highest: u64,
@@ -102,26 +102,39 @@ impl Lineage {
         (self.epoch, self.highest, self.lost) = (epoch, sequence, 0);
     }
 
-    /// True if the state of the stream must be read before a grant with this number gets its token.
-    pub const fn is_doubtful(&self, number: u64, before: LineageMark) -> bool {
+    /// True if the state of the stream must be read before a grant with this number gets its token. The write was sent
+    /// after `before` was taken.
+    ///
+    /// The doubt is remembered: if the state cannot be read, a repeated claim finds the grant, and must doubt it too.
+    pub fn doubts(&mut self, number: u64, before: LineageMark) -> bool {
+        if number <= before.highest && self.epoch == before.epoch {
+            self.lost = self.lost.max(before.highest);
+        }
         number <= before.highest || number <= self.lost
     }
 
-    /// Epoch of the grant with this number, whose write was sent after `before` was taken. If the number is
-    /// [doubtful](Self::is_doubtful), the state must have been [read](Self::refresh) in between.
+    /// Epoch of the grant with this number, whose write was sent after `before` was taken. `state` was requested after
+    /// the grant was seen, and noted with [`refresh`](Self::refresh). It is needed if the number is
+    /// [doubtful](Self::doubts).
     ///
     /// # Errors
     ///
-    /// The stream went back: the number may have been given to an earlier grant. Every later grant up to the highest
-    /// sequence that was seen is refused as well, also if a repeated claim finds it in the record.
-    pub fn epoch_of(&mut self, number: u64, before: LineageMark) -> Result<u64, WentBack> {
-        if self.epoch == before.epoch {
-            if number <= before.highest {
-                self.lost = self.lost.max(before.highest);
-            }
-            if number <= self.lost {
-                return Err(WentBack { known: self.lost, found: number });
-            }
+    /// The stream went back: the grant is gone, or its number may have been given to an earlier grant. Every later
+    /// grant up to the highest sequence that was seen is refused as well, also if a repeated claim finds it in the
+    /// record.
+    pub fn epoch_of(
+        &mut self,
+        number: u64,
+        before: LineageMark,
+        state: Option<StreamState>,
+    ) -> Result<u64, WentBack> {
+        // The grant was written to a stream that was deleted since, or the write is lost. With the epoch of the present
+        // stream, its token would be above those of later grants.
+        if let Some(state) = state.filter(|state| state.last_sequence < number) {
+            return Err(WentBack { known: number, found: state.last_sequence });
+        }
+        if self.doubts(number, before) && self.epoch == before.epoch {
+            return Err(WentBack { known: self.lost, found: number });
         }
         Ok(self.epoch)
     }
@@ -159,9 +172,9 @@ mod tests {
     fn a_grant_above_all_that_was_seen_needs_no_read() {
         let mut lineage = Lineage::new(state(7, 10), NOW);
         let before = lineage.mark();
-        assert!(!lineage.is_doubtful(11, before));
-        assert_eq!(lineage.epoch_of(11, before), Ok(7));
-        assert!(lineage.is_doubtful(10, before));
+        assert!(!lineage.doubts(11, before));
+        assert_eq!(lineage.epoch_of(11, before, None), Ok(7));
+        assert!(lineage.doubts(10, before));
     }
 
     #[test]
@@ -169,24 +182,38 @@ mod tests {
         let mut lineage = Lineage::new(state(7, 10), NOW);
         let before = lineage.mark();
         lineage.refresh(state(8, 2), before, NOW);
-        assert_eq!(lineage.epoch_of(2, before), Ok(8));
-        assert!(!lineage.is_doubtful(3, lineage.mark()), "the old sequences do not count");
+        assert_eq!(lineage.epoch_of(2, before, None), Ok(8));
+        let before = lineage.mark();
+        assert!(!lineage.doubts(3, before), "the old sequences do not count");
     }
 
     #[test]
     fn numbers_that_a_stream_lost_are_refused_until_it_is_past_them() {
         let mut lineage = Lineage::new(state(7, 10), NOW);
         let before = lineage.mark();
-        assert_eq!(lineage.epoch_of(5, before), Err(WentBack { known: 10, found: 5 }));
+        assert!(lineage.doubts(5, before), "and the state cannot be read");
         // A repeated claim finds the grant in the record, and has no mark from before the write.
         let earlier = lineage.mark_of_earlier_write();
-        assert!(lineage.is_doubtful(5, earlier));
-        assert_eq!(lineage.epoch_of(5, earlier), Err(WentBack { known: 10, found: 5 }));
+        assert!(lineage.doubts(5, earlier));
+        assert_eq!(lineage.epoch_of(5, earlier, None), Err(WentBack { known: 10, found: 5 }));
         lineage.note(20);
-        assert_eq!(lineage.epoch_of(5, earlier), Err(WentBack { known: 10, found: 5 }));
-        assert_eq!(lineage.epoch_of(11, earlier), Ok(7));
-        lineage.refresh(state(8, 1), lineage.mark(), NOW);
-        assert_eq!(lineage.epoch_of(1, lineage.mark_of_earlier_write()), Ok(8));
+        assert_eq!(lineage.epoch_of(5, earlier, None), Err(WentBack { known: 10, found: 5 }));
+        assert_eq!(lineage.epoch_of(11, earlier, None), Ok(7));
+        let before = lineage.mark();
+        lineage.refresh(state(8, 1), before, NOW);
+        let earlier = lineage.mark_of_earlier_write();
+        assert_eq!(lineage.epoch_of(1, earlier, None), Ok(8));
+    }
+
+    #[test]
+    fn a_grant_of_a_stream_that_was_deleted_since_gets_no_token_of_the_next() {
+        let mut lineage = Lineage::new(state(7, 10), NOW);
+        let before = lineage.mark();
+        let now = state(8, 2);
+        lineage.refresh(now, before, NOW);
+        let went_back = WentBack { known: 11, found: 2 };
+        assert_eq!(lineage.epoch_of(11, before, Some(now)), Err(went_back));
+        assert_eq!(lineage.epoch_of(2, before, Some(now)), Ok(8));
     }
 
     #[test]
@@ -195,12 +222,13 @@ mod tests {
         let before = lineage.mark();
         lineage.note(12);
         lineage.refresh(state(7, 11), before, NOW);
-        assert!(!lineage.is_doubtful(12, lineage.mark_of_earlier_write()), "12 was seen later");
+        let earlier = lineage.mark_of_earlier_write();
+        assert!(!lineage.doubts(12, earlier), "12 was seen later");
         let before = lineage.mark();
         lineage.refresh(state(7, 11), before, NOW);
         let earlier = lineage.mark_of_earlier_write();
-        assert_eq!(lineage.epoch_of(12, earlier), Err(WentBack { known: 12, found: 12 }));
-        assert_eq!(lineage.epoch_of(13, earlier), Ok(7));
+        assert_eq!(lineage.epoch_of(12, earlier, None), Err(WentBack { known: 12, found: 12 }));
+        assert_eq!(lineage.epoch_of(13, earlier, None), Ok(7));
     }
 
     #[test]

@@ -262,6 +262,8 @@ impl Store for NatsStore {
             token,
             sequence: known.sequence,
             record: known.record,
+            connection: known.connection,
+            attempted: 0,
             held_since: self.inner.now() - held,
             place: None,
         }))

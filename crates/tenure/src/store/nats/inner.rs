@@ -25,12 +25,6 @@ use crate::store::{
 };
 use crate::{Error, ErrorKind, Result};
 
-/// Largest age of a known record that a write may be conditional on. An older record is read again first.
-///
-/// A bucket that was deleted and created again counts sequences from 1. A sequence that is known from the old bucket
-/// could by chance be that of another record in the new one.
-pub(super) const MAX_KNOWN_AGE: Duration = Duration::from_secs(2);
-
 pub(super) struct NatsInner {
     pub(super) api: Api,
     pub(super) options: Options,
@@ -100,7 +94,7 @@ impl NatsInner {
         // single request. If the record has changed since, the server refuses the write, and the claim continues with a
         // read.
         if let Some(known) = self.keys.known(&subject)
-            && self.now().since(known.seen_at) < MAX_KNOWN_AGE
+            && known.may_be_overwritten(self.now(), self.api.connections())
             && let RecordDecision::Write(next) = self.decide(&known, &request)
             && let Some(grant) = self.take(claim, &subject, &known, next, until).await?
         {
@@ -327,7 +321,7 @@ impl NatsInner {
         lease_start: LeaseStart,
         place: Option<u64>,
     ) -> Answer {
-        let KnownKey { sequence, record, .. } = known;
+        let KnownKey { sequence, record, connection: known_connection, .. } = known;
         let holder = record.holder(claim.id);
         let number = holder.map_or(sequence, |holder| holder.number(sequence));
         let token = FencingToken::new(epoch, number);
@@ -341,6 +335,8 @@ impl NatsInner {
             token,
             sequence,
             record,
+            connection: known_connection,
+            attempted: 0,
             held_since: self.now() - age,
             place,
         };
@@ -394,7 +390,7 @@ impl NatsInner {
     ) -> Result<u64> {
         let holder = landed.record.holder(claim.id);
         let number = holder.map_or(landed.sequence, |holder| holder.number(landed.sequence));
-        if !reread && !self.lineage().is_doubtful(number, before) {
+        if !self.lineage().doubts(number, before) && !reread {
             return Ok(self.lineage().epoch());
         }
         let before_info = self.lineage().mark();
@@ -404,8 +400,9 @@ impl NatsInner {
         // A dropped record looks like a key that was never held. Only the settings show that the bucket drops records.
         self.check_settings(&info, counters)?;
         let mut lineage = self.lineage();
-        lineage::refresh(&mut lineage, &info, before_info, self.api.clock.now())?;
-        match (lineage.epoch_of(number, before), self.layout) {
+        let now = self.api.clock.now();
+        let state = lineage::refresh(&mut lineage, &info, before_info, now)?;
+        match (lineage.epoch_of(number, before, Some(state)), self.layout) {
             (Ok(epoch), _) => Ok(epoch),
             // A restart of the server empties memory storage, which is normal in this layout. The server's time becomes
             // a new, larger epoch, so that tokens still grow.
@@ -426,13 +423,14 @@ impl NatsInner {
         until: ApiDeadline,
     ) -> Result<(WriteOutcome, KnownKey)> {
         record.epoch = self.lineage().epoch();
-        let sent = self.now();
+        let (sent, connection) = (self.now(), self.api.connections());
         let outcome = self.write(subject, sequence, self.layout.write(&record), until).await?;
         let WriteOutcome::Done(landed) = outcome else { return Ok((outcome, KnownKey::default())) };
         self.lineage().note(landed);
-        let seen = SeenRecord { sequence: landed, record: record.clone(), timestamp: None };
+        let (sequence, timestamp) = (landed, None);
+        let seen = SeenRecord { sequence, record: record.clone(), timestamp, connection };
         self.keys.note(subject, seen, RecordSource::Notification, (sent, self.now()));
-        Ok((outcome, KnownKey { sequence: landed, record, ..KnownKey::default() }))
+        Ok((outcome, KnownKey { sequence: landed, record, connection, ..KnownKey::default() }))
     }
 
     /// Writes a value if the key's last sequence is still `sequence`. After a refusal, the bucket's settings are read
@@ -471,7 +469,8 @@ impl NatsInner {
     ///
     /// `Misconfigured` for a value that is not a record, `Unavailable` if the stream has lost acknowledged writes.
     pub(super) async fn read(&self, subject: &str, until: ApiDeadline) -> Result<KnownKey> {
-        let sent = self.now();
+        // Counted before the request: a reply that comes over a later connection must not pass for one of that.
+        let (sent, connection) = (self.now(), self.api.connections());
         let message = self.api.last_message(&self.stream, subject, until).await?;
         let (sequence, record, time) = match message {
             None => (0, KeyRecord::default(), None),
@@ -485,7 +484,7 @@ impl NatsInner {
         let checked = self.lineage().check_record(record.epoch, record.fence, sequence);
         checked.map_err(went_back_error)?;
         self.lineage().note(sequence);
-        let seen = SeenRecord { sequence, record, timestamp: time };
+        let seen = SeenRecord { sequence, record, timestamp: time, connection };
         Ok(self.keys.note(subject, seen, RecordSource::Leader, (sent, self.now())))
     }
 
@@ -503,7 +502,8 @@ impl NatsInner {
         }
         if let Ok(record) = self.layout.read(message) {
             let (sequence, timestamp) = (message.sequence, Some(message.timestamp));
-            let seen = SeenRecord { sequence, record, timestamp };
+            let connection = self.api.connections();
+            let seen = SeenRecord { sequence, record, timestamp, connection };
             self.keys.note(&message.subject, seen, RecordSource::Notification, (now, now));
         }
     }

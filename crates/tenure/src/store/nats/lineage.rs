@@ -10,15 +10,16 @@ pub(super) fn new(info: &StreamInfo, now: Time) -> Result<Lineage> {
     Ok(Lineage::new(state(info)?, now))
 }
 
-/// Updates a lineage from a description that was requested after `before` was taken.
+/// Updates a lineage from a description that was requested after `before` was taken. Returns the state in it.
 pub(super) fn refresh(
     lineage: &mut Lineage,
     info: &StreamInfo,
     before: LineageMark,
     now: Time,
-) -> Result<()> {
-    lineage.refresh(state(info)?, before, now);
-    Ok(())
+) -> Result<StreamState> {
+    let state = state(info)?;
+    lineage.refresh(state, before, now);
+    Ok(state)
 }
 
 fn state(info: &StreamInfo) -> Result<StreamState> {
