@@ -29,7 +29,7 @@ fn the_session_store_keeps_every_promise() {
 
 #[test]
 fn the_compare_and_swap_store_keeps_every_promise() {
-    check(StoreKind::Observation);
+    check(StoreKind::Stream);
 }
 
 /// Also where reads are answered with what was there before the last change.
