@@ -28,7 +28,7 @@ fn the_session_store_keeps_every_promise() {
 }
 
 #[test]
-fn the_compare_and_swap_store_keeps_every_promise() {
+fn the_stream_keeps_every_promise() {
     check(StoreKind::Stream);
 }
 
