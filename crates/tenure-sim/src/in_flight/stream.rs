@@ -42,6 +42,8 @@ pub(super) struct StreamClaim {
     hold: Option<(u64, CasRecord<i64>)>,
     /// Connection over which that record was last read or written.
     hold_connection: u64,
+    /// Connection of the last request.
+    sent_over: u64,
     /// Largest renewal count that was tried.
     attempted: u64,
     lease_start: LeaseStart,
@@ -117,6 +119,7 @@ impl StreamClaim {
             before_info: LineageMark::default(),
             hold: None,
             hold_connection: 0,
+            sent_over: 0,
             attempted: 0,
             lease_start: LeaseStart::FromRequest,
             acknowledged: None,
@@ -156,7 +159,7 @@ impl ClaimState {
                 at.process.refresh(state, self.stream.before_info, at.now);
                 match step {
                     StreamStep::Open => self.begin_at_stream(operation, at),
-                    StreamStep::ServerTime => self.read(StreamStep::Read),
+                    StreamStep::ServerTime => self.read(StreamStep::Read, at.process.connection),
                     StreamStep::Refresh { unclear } => {
                         let message = self.stream.read.take();
                         self.note_read(operation, message, unclear, in_flight, at)
@@ -188,7 +191,7 @@ impl ClaimState {
         if self.stream.undo || self.stream.step != StreamStep::Write {
             return None;
         }
-        Some(self.read(StreamStep::ReadBack { unclear: true }))
+        Some(self.read(StreamStep::ReadBack { unclear: true }, self.stream.sent_over))
     }
 
     /// True if the next message is a write, whose time limit leaves time to read its outcome.
@@ -211,7 +214,7 @@ impl ClaimState {
         if at.process.lineage.is_some_and(|lineage| lineage.is_server_time_old(at.now)) {
             return self.read_state(StreamStep::ServerTime, at);
         }
-        self.read(StreamStep::Read)
+        self.read(StreamStep::Read, at.process.connection)
     }
 
     fn decide_at_stream<'a>(
@@ -250,7 +253,7 @@ impl ClaimState {
         let Some(lineage) = &mut at.process.lineage else {
             return ReplyEffect::Done(Outcome::Failed(failure));
         };
-        let seen = seen(message, at.process.connection);
+        let seen = seen(message, self.stream.sent_over);
         let (epoch, fence) = (seen.record.epoch, seen.record.fence);
         if lineage.check_record(epoch, fence, seen.sequence).is_err() {
             return ReplyEffect::Done(Outcome::Failed(failure));
@@ -281,12 +284,15 @@ impl ClaimState {
         match self.decide_at_stream(known, at) {
             RecordDecision::AlreadyGranted(_) => {
                 self.stream.hold = Some((known.sequence, known.record.clone()));
-                self.stream.hold_connection = at.process.connection;
+                self.stream.hold_connection = self.stream.sent_over;
                 self.stream.lease_start = LeaseStart::FromConfirm;
                 if let Some(lineage) = at.process.lineage {
                     self.stream.before = lineage.mark_of_earlier_write();
                 }
                 self.read_state(StreamStep::Epoch, at)
+            }
+            RecordDecision::Write(_) if known.connection != at.process.connection => {
+                self.read(StreamStep::Read, at.process.connection)
             }
             RecordDecision::Write(next) => self.write(known.sequence, next, at),
             RecordDecision::Contended(_) | RecordDecision::LimitMismatch(_) => {
@@ -303,7 +309,7 @@ impl ClaimState {
         in_flight: &InFlight,
         at: &mut StreamTurn<'_>,
     ) -> ReplyEffect {
-        let (record, connection) = (self.stream.written.clone(), at.process.connection);
+        let (record, connection) = (self.stream.written.clone(), self.stream.sent_over);
         if let Some(lineage) = &mut at.process.lineage {
             lineage.note(sequence);
         }
@@ -315,6 +321,7 @@ impl ClaimState {
             return ReplyEffect::Done(Outcome::Failed(RequestFailure::Transient));
         }
         self.stream.hold = Some((sequence, record));
+        self.stream.hold_connection = connection;
         match operation {
             Operation::Claim { .. } => {
                 self.stream.lease_start = LeaseStart::FromRequest;
@@ -352,13 +359,13 @@ impl ClaimState {
 
     fn after_conflict(&mut self, operation: Operation, at: &mut StreamTurn<'_>) -> ReplyEffect {
         if !matches!(operation, Operation::Claim { .. }) {
-            return self.read(StreamStep::ReadBack { unclear: false });
+            return self.read(StreamStep::ReadBack { unclear: false }, at.process.connection);
         }
         if self.stream.optimistic {
             return self.read_for_claim(at);
         }
         if self.stream.writes < 2 {
-            return self.read(StreamStep::Read);
+            return self.read(StreamStep::Read, at.process.connection);
         }
         // Another client was quicker twice, and its record was not read: a change from any version counts.
         self.stream.contended = u128::MAX;
@@ -369,13 +376,10 @@ impl ClaimState {
         let claim = u128::from(self.claim);
         let known = &at.process.keys[at.key];
         let Some((sequence, _)) = &self.stream.hold else {
-            return self.read(StreamStep::ReadBack { unclear: false });
+            return self.read(StreamStep::ReadBack { unclear: false }, at.process.connection);
         };
-        // After a reconnect the sequence alone proves nothing: see `may_be_overwritten`.
-        if self.stream.hold_connection != at.process.connection {
-            return self.read(StreamStep::ReadBack { unclear: false });
-        }
-        if known.sequence > *sequence && known.record.holder(claim).is_some() {
+        let current = known.connection == self.stream.hold_connection;
+        if current && known.sequence > *sequence && known.record.holder(claim).is_some() {
             self.stream.hold = Some((known.sequence, known.record.clone()));
         }
         self.write_change(operation, at)
@@ -396,7 +400,7 @@ impl ClaimState {
             match record.fate_of_change(claim, written, moved) {
                 WriteFate::Landed => {
                     self.stream.hold = Some((sequence, record));
-                    self.stream.hold_connection = at.process.connection;
+                    self.stream.hold_connection = self.stream.sent_over;
                     return ReplyEffect::Done(match operation {
                         Operation::Renew => Outcome::Renewed { handoff_requested: false },
                         _ => Outcome::Released,
@@ -409,7 +413,7 @@ impl ClaimState {
             }
         }
         self.stream.hold = Some((sequence, record));
-        self.stream.hold_connection = at.process.connection;
+        self.stream.hold_connection = self.stream.sent_over;
         if self.stream.writes >= 2 {
             return ReplyEffect::Done(Outcome::Failed(RequestFailure::Transient));
         }
@@ -421,6 +425,10 @@ impl ClaimState {
         let Some((sequence, record)) = &self.stream.hold else {
             return ReplyEffect::Done(Outcome::Refused);
         };
+        // After a reconnect the sequence alone proves nothing: see `may_be_overwritten`.
+        if self.stream.hold_connection != at.process.connection {
+            return self.read(StreamStep::ReadBack { unclear: false }, at.process.connection);
+        }
         let renewal = Renewal {
             number: Some(self.token),
             attempted: self.stream.attempted,
@@ -454,13 +462,13 @@ impl ClaimState {
         (self.stream.writes, self.stream.optimistic) = (self.stream.writes + 1, false);
         (self.stream.over, self.stream.written) = (over, record);
         self.stream.before = at.process.mark();
-        self.stream.hold_connection = at.process.connection;
+        self.stream.sent_over = at.process.connection;
         let over = conditional.then_some(over);
         ReplyEffect::Send(Request::StreamWrite { over, record: sent })
     }
 
-    fn read(&mut self, step: StreamStep) -> ReplyEffect {
-        self.stream.step = step;
+    fn read(&mut self, step: StreamStep, connection: u64) -> ReplyEffect {
+        (self.stream.step, self.stream.sent_over) = (step, connection);
         ReplyEffect::Send(Request::StreamRead)
     }
 

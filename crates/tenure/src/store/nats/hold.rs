@@ -52,13 +52,13 @@ impl NatsHold {
     /// have written in between.
     async fn change(&mut self, change: NatsHoldChange, limit: Duration) -> Result<()> {
         let until = self.inner.api.deadline_after(limit);
-        // A server that crashed may have lost the record, and given its sequence again to a record of another holder:
-        // our write would replace that one. So after a reconnect the record is read first.
-        if self.connection != self.inner.api.connections() {
-            self.reread(until, None).await?;
-        }
         self.catch_up();
         for _ in 0..2 {
+            // A server that crashed may have lost the record, and given its sequence again to a record of another
+            // holder: our write would replace that one. So after a reconnect the record is read first.
+            if self.connection != self.inner.api.connections() {
+                self.reread(until, None).await?;
+            }
             let next = self.next_record(change).ok_or_else(|| self.not_held())?;
             let written_count = next.holder(self.claim).map(|holder| holder.renewal_count);
             // Before the write: if this future is dropped while it is in flight, it may still land.

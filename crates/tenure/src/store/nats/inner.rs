@@ -256,6 +256,10 @@ impl NatsInner {
         until: ApiDeadline,
     ) -> Result<Option<Grant>> {
         self.recheck_settings(until).await?;
+        if known.connection != self.api.connections() {
+            // Reconnected since the record was read: `KnownKey::may_be_overwritten` says why that counts as a conflict.
+            return Ok(None);
+        }
         let before = self.lineage().mark();
         // A claim with a ticket raises `served` to its place in the queue. No other claim changes `served`.
         let place = (next.served > known.record.served).then_some(next.served);
