@@ -4,7 +4,15 @@
 //! Mutual exclusion comes from the write itself, which is conditional on that version. A decision on an old record
 //! costs a refused write and nothing else.
 
+mod fate;
+mod known;
+mod lineage;
+
 use std::time::Duration;
+
+pub use self::fate::WriteFate;
+pub use self::known::{KnownRecord, RecordSource, SeenRecord};
+pub use self::lineage::{Lineage, LineageMark, StreamState, WentBack};
 
 use crate::observe::Observation;
 use crate::table::Mode;
@@ -56,6 +64,22 @@ pub struct RecordClaim<'a, T> {
     pub by: &'a T,
 }
 
+/// Renewal of a hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Renewal {
+    /// Number of the grant, if the record keeps it. A claim can be granted several times. If the store lost the last
+    /// grant, an earlier one may be back in the record: its token is another, and later grants may repeat ours.
+    pub number: Option<u64>,
+    /// Largest renewal count that the holder has tried to write. The new count is above it, so that no two attempts
+    /// write the same: a count that is found later shows which attempt took effect, and thus how old the renewal is. An
+    /// attempt without a reply may take effect long after the next one was sent.
+    pub attempted: u64,
+    /// Time that the hold lasts from now on.
+    pub lease: Duration,
+    /// Age of the hold on the holder's own clock.
+    pub held_for: Duration,
+}
+
 /// Decision on a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecordDecision<'a, T> {
@@ -72,6 +96,13 @@ pub enum RecordDecision<'a, T> {
 impl<T> Default for CasRecord<T> {
     fn default() -> Self {
         Self { epoch: 0, fence: 0, served: 0, holders: Vec::new() }
+    }
+}
+
+impl<T> CasRecord<T> {
+    /// Hold of a claim.
+    pub fn holder(&self, claim: u128) -> Option<&RecordHolder<T>> {
+        self.holders.iter().find(|holder| holder.claim == claim)
     }
 }
 
@@ -119,18 +150,16 @@ impl<T: Clone> CasRecord<T> {
 
     /// Record that renews the hold of `claim`, from the version that was read; `None` if `claim` holds nothing.
     #[must_use]
-    pub fn renew(
-        &self,
-        claim: u128,
-        version: u64,
-        lease: Duration,
-        held: Duration,
-    ) -> Option<Self> {
-        self.holder(claim)?;
+    pub fn renew(&self, claim: u128, version: u64, renewal: Renewal) -> Option<Self> {
+        let Renewal { number, attempted, lease, held_for } = renewal;
+        let held = self.holder(claim)?;
+        if number.is_some_and(|number| number != held.number(version)) {
+            return None;
+        }
         let mut next = self.rewritten(version, |_| true);
         for holder in next.holders.iter_mut().filter(|holder| holder.claim == claim) {
-            (holder.renewal_count, holder.lease, holder.held_for) =
-                (holder.renewal_count + 1, Some(lease), held);
+            holder.renewal_count = holder.renewal_count.max(attempted) + 1;
+            (holder.lease, holder.held_for) = (Some(lease), held_for);
         }
         Some(next)
     }
@@ -140,11 +169,6 @@ impl<T: Clone> CasRecord<T> {
     pub fn release(&self, claim: u128, version: u64) -> Option<Self> {
         self.holder(claim)?;
         Some(self.rewritten(version, |holder| holder.claim != claim))
-    }
-
-    /// Hold of a claim.
-    pub fn holder(&self, claim: u128) -> Option<&RecordHolder<T>> {
-        self.holders.iter().find(|holder| holder.claim == claim)
     }
 
     /// Copy of this record, which was read at `version`, with the holders that `keep` accepts. A holder without a grant
@@ -169,27 +193,43 @@ impl<T> RecordHolder<T> {
 
 /// Observations of the holders of one record, on the challenger's own clock.
 #[derive(Clone, Debug, Default)]
-pub struct HolderObservations(Vec<(u128, Observation<u64>, Time)>);
+pub struct HolderObservations {
+    /// Claim, its observed state, and the instant from which its hold may be taken over.
+    seen: Vec<(u128, Observation<HoldState>, Time)>,
+    rules: Rules,
+}
+
+/// State of a hold that each renewal changes: the grant number and the renewal count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct HoldState(u64, u64);
 
 impl HolderObservations {
-    /// Records a read that was sent at `sent` and answered at `replied`.
-    pub fn observe<T>(&mut self, record: &CasRecord<T>, sent: Time, replied: Time) {
-        self.0.retain(|(claim, ..)| record.holders.iter().any(|holder| holder.claim == *claim));
+    /// No holder seen yet.
+    pub const fn new(rules: Rules) -> Self {
+        Self { seen: Vec::new(), rules }
+    }
+
+    /// Records a read that was sent at `sent`, answered at `replied`, and showed the record at `version`.
+    pub fn observe<T>(&mut self, record: &CasRecord<T>, version: u64, sent: Time, replied: Time) {
+        self.seen.retain(|(claim, ..)| record.holders.iter().any(|holder| holder.claim == *claim));
         for holder in &record.holders {
-            let at = self.0.iter().position(|(claim, ..)| *claim == holder.claim);
+            let at = self.seen.iter().position(|(claim, ..)| *claim == holder.claim);
             let at = at.unwrap_or_else(|| {
-                self.0.push((holder.claim, Observation::new(Rules::ALL), Time::MAX));
-                self.0.len() - 1
+                self.seen.push((holder.claim, Observation::new(self.rules), Time::MAX));
+                self.seen.len() - 1
             });
-            let (_, seen, until) = &mut self.0[at];
-            let takeover_at = |lease| seen.observe(holder.renewal_count, lease, sent, replied);
+            let (_, seen, until) = &mut self.seen[at];
+            // With the grant number: a claim whose grant came too late is released and granted again. It then has the
+            // same renewal count as before, and a challenger that read nothing in between would take it for unchanged.
+            let state = HoldState(holder.number(version), holder.renewal_count);
+            let takeover_at = |lease| seen.observe(state, lease, sent, replied);
             *until = holder.lease.map_or(Time::MAX, takeover_at);
         }
     }
 
     /// Instant from which a hold may be taken over, unless it is renewed before; [`Time::MAX`] if it was not seen.
     pub fn takeover_at(&self, claim: u128) -> Time {
-        self.0.iter().find(|(known, ..)| *known == claim).map_or(Time::MAX, |(.., until)| *until)
+        self.seen.iter().find(|(known, ..)| *known == claim).map_or(Time::MAX, |(.., until)| *until)
     }
 
     /// True if a hold may be taken over.
@@ -200,7 +240,7 @@ impl HolderObservations {
 
     /// Next instant after `now` at which a hold may be taken over.
     pub fn next_takeover(&self, now: Time) -> Time {
-        let ends = self.0.iter().map(|(.., until)| *until).filter(|until| *until > now);
+        let ends = self.seen.iter().map(|(.., until)| *until).filter(|until| *until > now);
         ends.min().unwrap_or(Time::MAX)
     }
 }

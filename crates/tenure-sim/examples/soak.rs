@@ -13,8 +13,11 @@ fn main() {
             println!("{done} seeds");
         }
     });
-    for (store, violation) in &summary.violations {
-        println!("{store:?}: {violation}");
+    for (setup, violation) in &summary.violations {
+        println!("{:?}: {violation}", setup.store);
+        if let Some(shrunk) = tenure_sim::shrink_run(violation.seed, setup) {
+            println!("{shrunk}");
+        }
     }
     println!("{} runs in {:?}: {:?}", summary.runs, start.elapsed(), summary.stats);
 }

@@ -19,9 +19,8 @@ pub struct Ablation {
 
 impl Ablation {
     /// Ablations of all rules, in the order of [`Rules`].
-    #[expect(clippy::too_many_lines, reason = "a table: one entry per rule")]
     pub fn all() -> Vec<Self> {
-        use StoreKind::{Bucket, Observation, ServerClock, Session};
+        use StoreKind::{Bucket, ServerClock, Session, Stream};
         let all = Rules::ALL;
         // The network is reliable; clients are stopped for a long time.
         let calm = Faults { lose: 0.0, delay_spike: 0.0, hang: 0.0, refuse: 0.0, ..Faults::MIXED };
@@ -90,16 +89,11 @@ impl Ablation {
             ),
             of(
                 "take_over_by_observation",
-                Observation,
+                Stream,
                 Rules { take_over_by_observation: false, ..all },
                 calm,
             ),
-            of(
-                "observe_from_reply",
-                Observation,
-                Rules { observe_from_reply: false, ..all },
-                hanging,
-            ),
+            of("observe_from_reply", Stream, Rules { observe_from_reply: false, ..all }, hanging),
             of(
                 "compare_store_clocks",
                 Bucket,
@@ -108,7 +102,7 @@ impl Ablation {
             ),
             of(
                 "distrust_store_clocks",
-                Observation,
+                Stream,
                 Rules { distrust_store_clocks: false, ..all },
                 Faults { restart: 3.0, ..calm },
             ),
@@ -120,7 +114,7 @@ impl Ablation {
             ),
             of(
                 "renewal_names_version",
-                Observation,
+                Stream,
                 Rules { renewal_names_version: false, ..all },
                 Faults { delay_spike: 0.2, max_delay_spike: 2.0, ..stops },
             ),

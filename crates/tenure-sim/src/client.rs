@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use tenure_core::Time;
 use tenure_core::acquire::{Acquire, AcquireAnswer, AcquireInput, AcquireOptions};
 use tenure_core::keeper::{self, Granted, Keeper};
 use tenure_core::retry::FixedInterval;
+use tenure_core::{FencingToken, Time};
 
 use crate::clock::Clock;
 use crate::contract::{Breach, Guard};
-use crate::in_flight::{ClaimState, InFlight, Operation, Outcome, ReplyEffect};
-use crate::message::{ReplyMessage, Request, RequestMessage};
+use crate::in_flight::{ClaimState, Operation, Outcome, ReplyEffect, StreamProcess, StreamTurn};
+use crate::message::ReplyMessage;
 use crate::setup::StoreKind;
 use crate::task::{Command, Machine, Task};
 use crate::world::{Event, World, note};
@@ -32,6 +32,10 @@ pub(crate) struct Client {
     /// Time of its user's next acquire.
     pub(crate) idle_until: Time,
     alarm: Option<u64>,
+    /// Number of the process, which is another after each restart.
+    pub(crate) incarnation: u64,
+    /// Knowledge of a stream.
+    pub(crate) stream: StreamProcess,
 }
 
 impl Client {
@@ -63,6 +67,8 @@ impl World {
             busy: false,
             idle_until,
             alarm: None,
+            incarnation: self.clients.len() as u64,
+            stream: StreamProcess::new(self.keys, self.setup.rules),
         });
         self.set_alarm(self.clients.len() - 1);
         self.clients.len() - 1
@@ -194,13 +200,14 @@ impl World {
             id,
             key,
             machine: Machine::Acquire(Acquire::new(terms, now)),
-            claim_state: ClaimState::new(id, self.setup.ttl, self.setup.rules, self.setup.store),
+            claim_state: ClaimState::new(id, &self.setup),
             in_flight: None,
             connection,
             messages: 0,
             end_use_at: leave_at,
             answered: false,
             done: false,
+            watching: false,
         });
         self.clients[client].busy = true;
         let index = self.clients[client].tasks.len() - 1;
@@ -209,7 +216,12 @@ impl World {
     }
 
     /// Runs a function on a task. The task is taken out of its client meanwhile, so that both can be borrowed.
-    fn with_task(&mut self, client: usize, index: usize, run: impl FnOnce(&mut Self, &mut Task)) {
+    pub(crate) fn with_task(
+        &mut self,
+        client: usize,
+        index: usize,
+        run: impl FnOnce(&mut Self, &mut Task),
+    ) {
         let last = self.clients[client].tasks.len() - 1;
         self.clients[client].tasks.swap(index, last);
         let Some(mut task) = self.clients[client].tasks.pop() else { return };
@@ -223,7 +235,7 @@ impl World {
         self.clients[client].tasks.swap(index, last);
     }
 
-    fn remove_finished(&mut self, client: usize) {
+    pub(crate) fn remove_finished(&mut self, client: usize) {
         self.clients[client].tasks.retain(|task| !task.done);
         self.set_alarm(client);
     }
@@ -242,8 +254,8 @@ impl World {
         } else if let Some(in_flight) = task.in_flight.filter(|in_flight| now >= in_flight.limit_at)
         {
             note!(self, "{}: stops waiting for #{}", self.name(task.connection), in_flight.number);
-            task.complete(in_flight.unanswered(), now);
-            self.drive(client, task);
+            let effect = task.claim_state.unanswered(&in_flight);
+            self.apply(client, task, in_flight, effect);
         }
         if now >= task.end_use_at {
             self.end_use(client, task, true);
@@ -272,38 +284,30 @@ impl World {
             message.number
         );
         let now = self.local(client);
-        match task.claim_state.handle_reply(&in_flight, message.reply, now, self.wall(client)) {
-            ReplyEffect::Send(request) => {
-                task.in_flight = Some(InFlight { sent: now, ..in_flight });
-                self.send_request(task, request);
-            }
-            ReplyEffect::Pause => {
-                let again = (now + self.setup.ttl / 10).min(in_flight.deadline);
-                task.in_flight = Some(InFlight {
-                    next_read_at: again,
-                    limit_at: Time::MAX,
-                    number: 0,
-                    ..in_flight
-                });
-            }
-            ReplyEffect::Done(outcome) => {
-                task.complete(outcome, now);
-                if let Outcome::Broken = outcome {
-                    self.connections[task.connection].broken = true;
-                    task.connection = self.connect(client, task.id);
-                }
-                self.drive(client, task);
-            }
+        let wall = self.wall(client);
+        let process = &mut self.clients[client].stream;
+        let mut at = StreamTurn { process, key: task.key, now, wall };
+        let effect = task.claim_state.handle_reply(&in_flight, message.reply, &mut at);
+        if in_flight.operation == Operation::Renew
+            && matches!(effect, ReplyEffect::Done(Outcome::Renewed { .. }))
+        {
+            self.checker.renewed(task.id, message.number);
         }
+        self.apply(client, task, in_flight, effect);
     }
 
     /// Executes the commands of a task's state machine until there are none.
-    fn drive(&mut self, client: usize, task: &mut Task) {
+    pub(crate) fn drive(&mut self, client: usize, task: &mut Task) {
         while let Some(command) = task.poll_command() {
+            task.watching = false;
             note!(self, "{}: {command:?}", self.name(task.connection));
             match command {
                 Command::Send(operation, limit) => self.begin(client, task, operation, limit),
-                Command::Watch => self.cut_wait(task),
+                Command::Watch => {
+                    self.cut_wait(task);
+                    task.watching = self.setup.store == StoreKind::Stream;
+                    self.check_watch(client, task);
+                }
                 Command::Answer(answer) => self.answer(client, task, answer),
                 Command::Lost => {
                     self.stats.losses += 1;
@@ -331,68 +335,6 @@ impl World {
                 format!("client {client}, task {} was renewed", task.id)
             });
         }
-    }
-
-    /// Ends a wait, which the next command may interrupt. Any other request must have ended already.
-    fn cut_wait(&mut self, task: &mut Task) {
-        if let Some(in_flight) = task.in_flight.take()
-            && in_flight.operation != Operation::Wait
-        {
-            self.fail(Breach::TwoRequests, || format!("task {} while {in_flight:?}", task.id));
-        }
-    }
-
-    fn begin(&mut self, client: usize, task: &mut Task, operation: Operation, limit: Duration) {
-        self.cut_wait(task);
-        let now = self.local(client);
-        let faults = self.setup.faults;
-        if self.connections[task.connection].broken {
-            // Only a keeper has a broken connection: its request fails at once. An acquire has reconnected.
-            task.in_flight = Some(in_flight(operation, now, now + Duration::from_micros(1)));
-            return;
-        }
-        let mut limit_at = now + limit;
-        if !self.healed && self.random.chance(faults.refuse) {
-            let permanent_failure = self.random.chance(0.2);
-            let soon = now + Duration::from_micros(1);
-            task.in_flight =
-                Some(InFlight { permanent_failure, ..in_flight(operation, now, soon) });
-            return;
-        }
-        if !self.healed && operation != Operation::Wait && self.random.chance(faults.hang) {
-            limit_at = limit_at + Duration::from_nanos(self.random_span(2.0));
-        }
-        task.in_flight =
-            Some(InFlight { deadline: now + limit, ..in_flight(operation, now, limit_at) });
-        if operation == Operation::Wait && self.setup.store == StoreKind::Bucket {
-            if let Some(in_flight) = &mut task.in_flight {
-                in_flight.polls = true;
-            }
-            return self.read_again(task, now);
-        }
-        let request = task.claim_state.begin(operation, self.wall(client));
-        self.send_request(task, request);
-    }
-
-    /// Sends the next read of a polling wait. A read has a shorter limit than the wait.
-    fn read_again(&mut self, task: &mut Task, now: Time) {
-        let limit_at = now + self.lease.request_limit();
-        if let Some(in_flight) = &mut task.in_flight {
-            (in_flight.sent, in_flight.next_read_at, in_flight.limit_at) =
-                (now, Time::MAX, limit_at);
-        }
-        self.send_request(task, Request::Read);
-    }
-
-    /// Sends a message of the operation in flight.
-    fn send_request(&mut self, task: &mut Task, request: Request) {
-        let Some(in_flight) = &mut task.in_flight else { return };
-        task.messages += 1;
-        in_flight.number = task.messages;
-        in_flight.wrote |= request != Request::Read;
-        let (connection, number, key, due) =
-            (task.connection, task.messages, task.key, in_flight.deadline);
-        self.send(RequestMessage { connection, number, key, request, deadline: due, stale: false });
     }
 
     fn answer(&mut self, client: usize, task: &mut Task, answer: AcquireAnswer) {
@@ -426,8 +368,14 @@ impl World {
 
     fn acquired(&mut self, client: usize, task: &mut Task, sent: Time, deadline: Time) {
         let now = self.local(client);
-        let (id, key, token) = (task.id, task.key, task.claim_state.token);
-        let guard = Guard { task: id, client, key, token, deadline };
+        let (id, key) = (task.id, task.key);
+        let epoch = if self.setup.tokens_have_epochs { task.claim_state.epoch } else { 0 };
+        let token = FencingToken::new(epoch, task.claim_state.token).as_u128();
+        // A stream that lost writes is detected by a sequence that is not above those seen. If the write of the grant
+        // was not acknowledged, it may be older than what was seen since, and proves nothing.
+        let sees_losses = self.setup.store == StoreKind::Stream && task.claim_state.acknowledged();
+        let process = sees_losses.then_some(self.clients[client].incarnation);
+        let guard = Guard { task: id, client, key, token, deadline, process };
         let mut checker = std::mem::take(&mut self.checker);
         let verdict = checker.hand_out(guard, self.condition());
         self.checker = checker;
@@ -435,9 +383,8 @@ impl World {
         self.stats.guards += 1;
         self.stats.probes += 1;
         let check_interval = match self.setup.store {
-            StoreKind::Observation => Some(self.setup.ttl / 2),
             StoreKind::Bucket => Some(self.setup.ttl / 8),
-            StoreKind::ServerClock | StoreKind::Session => None,
+            StoreKind::ServerClock | StoreKind::Session | StoreKind::Stream => None,
         };
         let granted = Granted { sent, deadline, handoff_requested: false };
         task.machine = Machine::Keeper(Keeper::new(self.lease, granted, check_interval, now));
@@ -485,22 +432,8 @@ impl World {
             if self.healed { Time::MAX } else { self.local(client) + pause };
     }
 
-    fn wall(&self, client: usize) -> i64 {
+    pub(crate) fn wall(&self, client: usize) -> i64 {
         let client = &self.clients[client];
         client.wall + i64::try_from(client.clock.read(self.now).as_nanos()).unwrap_or(i64::MAX)
-    }
-}
-
-fn in_flight(operation: Operation, sent: Time, limit_at: Time) -> InFlight {
-    InFlight {
-        operation,
-        number: 0,
-        sent,
-        deadline: limit_at,
-        limit_at,
-        wrote: false,
-        permanent_failure: false,
-        next_read_at: Time::MAX,
-        polls: false,
     }
 }

@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
+use tenure_core::FencingToken;
+
 use crate::contract::Breach;
+use crate::in_flight::StreamProcess;
 use crate::setup::StoreKind;
+use crate::store::{Store, StreamLoss};
 use crate::world::{Event, World, note};
 
 impl World {
@@ -14,13 +18,15 @@ impl World {
         }
         let at = self.random_span(4.0);
         self.schedule(at, Event::StoreSlew);
-        if self.setup.store == StoreKind::ServerClock {
+        let restarts = self.setup.faults.restart > 0.0;
+        if self.setup.store == StoreKind::ServerClock && restarts {
             let at = self.random_span(2.0 * self.setup.faults.restart);
             self.schedule(at, Event::StoreDown);
         }
-        if self.setup.store == StoreKind::Observation {
+        if self.setup.store == StoreKind::Stream && restarts {
             self.change_leader();
         }
+        self.schedule_loss();
         let end = self.ttls(self.setup.length);
         self.schedule(end, Event::Heal);
         // After its answer, an acquire cleans up for at most 1.5 ttl. A message in flight arrives within that time, and
@@ -136,6 +142,8 @@ impl World {
             self.clients[client].dead = false;
             self.clients[client].busy = false;
             self.clients[client].idle_until = self.local(client);
+            self.clients[client].incarnation += 1_000;
+            self.clients[client].stream = StreamProcess::new(self.keys, self.setup.rules);
             self.set_alarm(client);
         }
     }
@@ -159,6 +167,74 @@ impl World {
         if !self.healed {
             let at = self.now + self.random_span(2.0 * self.setup.faults.restart);
             self.schedule(at, Event::LeaderChange);
+        }
+    }
+
+    fn schedule_loss(&mut self) {
+        let interval = self.setup.faults.lose_writes;
+        if interval > 0.0 {
+            let at = self.now + self.random_span(2.0 * interval);
+            self.schedule(at, Event::StoreLoss);
+        }
+    }
+
+    /// Lets the store lose acknowledged writes, and tells the checker which holds and tokens may have gone with them.
+    pub(crate) fn lose_writes(&mut self) {
+        if self.healed {
+            return;
+        }
+        let now = self.store_clock.read(self.now);
+        let key = usize::try_from(self.random.below(self.keys as u64)).unwrap_or(0);
+        let pick = self.random.below(8);
+        match &mut self.store {
+            Store::Stream { stream, .. } => {
+                let loss = match pick {
+                    0 if stream.may_be_created_again(now) => StreamLoss::Created,
+                    1 => StreamLoss::Key(key),
+                    _ => StreamLoss::Tail(1 + usize::try_from(self.random.below(6)).unwrap_or(0)),
+                };
+                let claims = stream.lose(loss, now);
+                let kept = FencingToken::new(stream.created(), stream.last_sequence()).as_u128();
+                let survivors: Vec<_> =
+                    (0..self.keys).filter_map(|key| stream.holder(key)).collect();
+                if let StreamLoss::Tail(_) = loss {
+                    self.stream_connection += 1;
+                    for key in 0..self.keys {
+                        self.checker.tokens_lost(key, kept);
+                    }
+                }
+                self.note_loss(claims, survivors, matches!(loss, StreamLoss::Tail(_)));
+                note!(self, "store: loses {loss:?}");
+            }
+            Store::Register { register, .. } => {
+                let gone = pick < 3;
+                let before = register.record(key).claim;
+                if !register.lose(key, gone, now) {
+                    return self.schedule_loss();
+                }
+                let after = register.record(key);
+                if gone {
+                    self.last_gone = register.first_number(self.date_clock.read(self.now));
+                }
+                if !gone {
+                    self.checker.tokens_lost(key, u128::from(after.fence));
+                }
+                self.note_loss(vec![before], vec![after.claim], !gone);
+                note!(self, "store: key {key} is {}", if gone { "gone" } else { "as before" });
+            }
+            Store::Server(_) => return,
+        }
+        self.schedule_loss();
+    }
+
+    fn note_loss(&mut self, lost: Vec<u64>, survivors: Vec<u64>, tokens_repeat: bool) {
+        self.stats.lost_writes += 1;
+        for claim in lost {
+            self.checker.record_lost(claim, tokens_repeat);
+        }
+        // The release of a hold that is back was lost.
+        for claim in survivors {
+            self.checker.excuse(claim);
         }
     }
 

@@ -1,17 +1,19 @@
 //! Client side of a store: the messages of an operation, and the meaning of their replies.
 
 mod bucket;
+mod stream;
 
 use std::time::Duration;
 
 use tenure_core::acquire::{LeaseStart, RequestFailure};
 use tenure_core::object::{ObjectRead, WaiterReads};
 use tenure_core::observe::Observation;
-use tenure_core::record::{StoreTime, is_abandoned};
 use tenure_core::{Rules, Time};
 
-use crate::message::{Record, Reply, Request};
-use crate::setup::StoreKind;
+use self::stream::StreamClaim;
+pub(crate) use self::stream::{StreamProcess, StreamTurn};
+use crate::message::{Reply, Request};
+use crate::setup::{Setup, StoreKind};
 
 /// Operation that a state machine requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +57,6 @@ pub(crate) enum Outcome {
     StillQueued,
     PlaceLost,
     Renewed { handoff_requested: bool },
-    HandoffChecked,
     Refused,
     Released,
     Failed(RequestFailure),
@@ -70,26 +71,20 @@ pub(crate) enum ReplyEffect {
     Pause,
 }
 
-/// A record as the store returned it.
-#[derive(Clone, Copy, Debug)]
-struct ShownRecord {
-    version: u64,
-    record: Record,
-    stamp: u64,
-}
-
 /// Client-side state of a claim.
 #[derive(Debug)]
 pub(crate) struct ClaimState {
     pub(crate) claim: u64,
     pub(crate) token: u64,
+    /// Epoch of the token, at a stream.
+    pub(crate) epoch: u64,
     version: u64,
     ttl: Duration,
     rules: Rules,
     store: StoreKind,
     observation: Observation<u64>,
-    /// Estimate of the store's time, if its records have timestamps.
-    store_time: Option<StoreTime>,
+    /// Object in a bucket, as it was last seen or written with this claim as its owner.
+    owned: Option<ObjectRead<()>>,
     /// Results of the reads during a wait at a bucket.
     reads: WaiterReads,
     /// Send time of the read that led to a write.
@@ -97,6 +92,8 @@ pub(crate) struct ClaimState {
     rung: Time,
     /// True while a write of a wait has no reply: it may or may not take effect.
     unsettled: bool,
+    stream: StreamClaim,
+    claims_name_version: bool,
 }
 
 impl InFlight {
@@ -112,39 +109,40 @@ impl InFlight {
 }
 
 impl ClaimState {
-    pub(crate) fn new(claim: u64, ttl: Duration, rules: Rules, store: StoreKind) -> Self {
+    pub(crate) fn new(claim: u64, setup: &Setup) -> Self {
+        let Setup { ttl, rules, store, claims_name_version, .. } = *setup;
         let nothing =
             ObjectRead::<()> { record: None, modified: Duration::ZERO, date: Duration::ZERO };
         Self {
             claim,
             token: 0,
+            epoch: 0,
             version: 0,
             ttl,
             rules,
             store,
             observation: Observation::new(rules),
-            store_time: None,
+            owned: None,
             reads: WaiterReads::new(&nothing, Time::ZERO, rules),
             read_sent: Time::ZERO,
             rung: Time::ZERO,
             unsettled: false,
+            stream: StreamClaim::new(),
+            claims_name_version,
         }
     }
 
-    /// First message of an operation. `wall` is the client's wall clock.
-    pub(crate) fn begin(&self, operation: Operation, wall: i64) -> Request {
-        let by_record = self.store == StoreKind::Observation;
-        match operation {
-            _ if self.store == StoreKind::Bucket => self.begin_at_bucket(operation, wall),
-            Operation::Claim { .. } | Operation::CheckHandoff if by_record => Request::Read,
-            Operation::Renew if by_record => self.renew_request(wall),
-            Operation::Release | Operation::Abandon if by_record => self.release_request(),
+    /// First step of an operation.
+    pub(crate) fn begin(&mut self, operation: Operation, at: &mut StreamTurn<'_>) -> ReplyEffect {
+        ReplyEffect::Send(match operation {
+            _ if self.store == StoreKind::Stream => return self.begin_at_stream(operation, at),
+            _ if self.store == StoreKind::Bucket => self.begin_at_bucket(operation),
             Operation::Claim { queue } => Request::Claim { claim: self.claim, queue },
             Operation::Wait => Request::Wait { claim: self.claim },
             Operation::Renew | Operation::CheckHandoff => Request::Renew { token: self.token },
             Operation::Release => Request::Release { token: self.token },
             Operation::Abandon => Request::Abandon { claim: self.claim },
-        }
+        })
     }
 
     /// Effect of the reply to a message of an operation.
@@ -152,8 +150,7 @@ impl ClaimState {
         &mut self,
         in_flight: &InFlight,
         reply: Reply,
-        now: Time,
-        wall: i64,
+        at: &mut StreamTurn<'_>,
     ) -> ReplyEffect {
         let outcome = match reply {
             Reply::Granted { token } => {
@@ -167,7 +164,7 @@ impl ClaimState {
             Reply::Refused => Outcome::Refused,
             Reply::Released => Outcome::Released,
             Reply::Closed => Outcome::Broken,
-            Reply::BucketRead(read) => return self.handle_bucket_reply(in_flight, read, now, wall),
+            Reply::BucketRead(read) => return self.handle_bucket_reply(in_flight, read, at.now),
             Reply::Written { version } => {
                 (self.version, self.unsettled) = (version, false);
                 match in_flight.operation {
@@ -177,87 +174,35 @@ impl ClaimState {
                     _ => Outcome::Released,
                 }
             }
-            Reply::Record { version, record, stamp, now: store } => {
-                if self.store_time.is_none_or(|time| time.is_stale(now)) {
-                    self.store_time = Some(StoreTime::new(store, now));
-                }
-                return self.handle_record(
-                    in_flight,
-                    ShownRecord { version, record, stamp },
-                    now,
-                    wall,
-                );
-            }
+            Reply::StreamInfo(_)
+            | Reply::StreamRecord(_)
+            | Reply::Landed { .. }
+            | Reply::Conflict => return self.handle_stream_reply(in_flight, reply, at),
         };
         ReplyEffect::Done(outcome)
     }
 
-    /// Effect of a record that was read, or that refused a conditional write.
-    fn handle_record(
-        &mut self,
-        in_flight: &InFlight,
-        shown: ShownRecord,
-        now: Time,
-        wall: i64,
-    ) -> ReplyEffect {
-        let ShownRecord { version, record, .. } = shown;
-        if in_flight.operation == Operation::CheckHandoff {
-            return ReplyEffect::Done(Outcome::HandoffChecked);
-        }
-        let ours = record.claim == self.claim;
-        if ours {
-            // An earlier write took effect although its reply was lost: continue from its version.
-            self.version = version;
-            self.token = record.fence;
-        }
-        match in_flight.operation {
-            Operation::Claim { .. } if ours => {
-                ReplyEffect::Done(Outcome::Granted(LeaseStart::FromConfirm))
-            }
-            Operation::Claim { .. } if in_flight.wrote => ReplyEffect::Done(Outcome::Contended),
-            Operation::Claim { .. } if self.may_take(shown, in_flight.sent, now, wall) => {
-                self.token = record.fence + 1;
-                ReplyEffect::Send(Request::Write {
-                    if_version: Some(version),
-                    record: self.record(wall),
-                })
-            }
-            Operation::Claim { .. } => ReplyEffect::Done(Outcome::Contended),
-            Operation::Renew if ours => ReplyEffect::Send(self.renew_request(wall)),
-            Operation::Release | Operation::Abandon if ours => {
-                ReplyEffect::Send(self.release_request())
-            }
-            _ => ReplyEffect::Done(Outcome::Refused),
-        }
+    /// Effect of a request that was not answered in time.
+    pub(crate) fn unanswered(&mut self, in_flight: &InFlight) -> ReplyEffect {
+        let next = match self.store {
+            StoreKind::Stream if !in_flight.permanent_failure => self.stream_unanswered(),
+            _ => None,
+        };
+        next.unwrap_or_else(|| ReplyEffect::Done(in_flight.unanswered()))
     }
 
-    fn may_take(&mut self, shown: ShownRecord, sent: Time, now: Time, wall: i64) -> bool {
-        let ShownRecord { version, record, stamp } = shown;
-        if record.claim == 0 {
-            return true;
-        }
-        if self.rules.take_over_by_observation {
-            let store = self.store_time.map_or(0, |time| time.at(now));
-            let age = Duration::from_nanos(store.saturating_sub(stamp));
-            // Both are evaluated: the observation must count every read, whatever the timestamps say.
-            let observed = now >= self.observation.observe(version, self.ttl, sent, now);
-            observed || is_abandoned(age, record.lease, self.rules)
-        } else {
-            wall - record.written > i64::try_from(self.ttl.as_nanos()).unwrap_or(i64::MAX)
-        }
+    /// Share of the remaining time that the next request may take. A write leaves time to read its outcome.
+    pub(crate) fn time_share(&self) -> f64 {
+        if self.store == StoreKind::Stream && self.writes_to_stream() { 0.7 } else { 1.0 }
     }
 
-    fn renew_request(&self, wall: i64) -> Request {
-        let if_version = self.rules.renewal_names_version.then_some(self.version);
-        Request::Write { if_version, record: self.record(wall) }
+    /// True if the stream acknowledged the write of the grant.
+    pub(crate) fn acknowledged(&self) -> bool {
+        self.stream.acknowledged == Some(self.token)
     }
 
-    fn release_request(&self) -> Request {
-        let record = Record { claim: 0, fence: self.token, ..Record::default() };
-        Request::Write { if_version: Some(self.version), record }
-    }
-
-    fn record(&self, wall: i64) -> Record {
-        Record { claim: self.claim, fence: self.token, written: wall, lease: self.ttl }
+    /// Set of holders that the last contended claim saw in a stream.
+    pub(crate) fn contended_holders(&self) -> u128 {
+        self.stream.contended
     }
 }

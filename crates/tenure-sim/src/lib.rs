@@ -18,8 +18,11 @@ mod faults;
 mod in_flight;
 mod message;
 pub mod model;
+mod notifications;
 pub mod product;
+mod requests;
 mod setup;
+mod shrink;
 mod soak;
 mod store;
 mod task;
@@ -32,7 +35,8 @@ use std::time::Duration;
 pub use ablation::Ablation;
 pub use contract::Breach;
 pub use model::SmallWorld;
-pub use setup::{Faults, Setup, StoreKind};
+pub use setup::{FaultKind, Faults, Setup, StoreKind};
+pub use shrink::{SeededSetup, Shrunk, shrink, shrink_run};
 pub use soak::{Summary, soak};
 use world::World;
 
@@ -68,6 +72,10 @@ pub struct Stats {
     pub crashes: u64,
     /// Keys that could be acquired at the end.
     pub probes: u64,
+    /// Losses of acknowledged writes by the store.
+    pub lost_writes: u64,
+    /// Overlaps of two guards that such a loss excuses.
+    pub excused_overlaps: u64,
 }
 
 impl AddAssign for Stats {
@@ -80,6 +88,8 @@ impl AddAssign for Stats {
         self.losses += other.losses;
         self.crashes += other.crashes;
         self.probes += other.probes;
+        self.lost_writes += other.lost_writes;
+        self.excused_overlaps += other.excused_overlaps;
     }
 }
 

@@ -3,6 +3,9 @@
 use std::time::Duration;
 
 use tenure_core::Time;
+use tenure_core::record::StreamState;
+
+use crate::store::{StreamMessage, StreamRecord};
 
 /// Request of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +39,15 @@ pub(crate) enum Request {
     Silence {
         claim: u64,
     },
+    /// Reads the state of a stream.
+    StreamInfo,
+    /// Reads the last message of the key in a stream.
+    StreamRead,
+    /// Writes a record to a stream, if the key's last sequence is `over`.
+    StreamWrite {
+        over: Option<u64>,
+        record: StreamRecord,
+    },
 }
 
 /// Reply of a store.
@@ -54,20 +66,19 @@ pub(crate) enum Reply {
     Released,
     /// The store has closed the connection of the request.
     Closed,
-    /// Reply to a read, and to a conditional write that was refused.
-    Record {
-        version: u64,
-        record: Record,
-        /// Time of the write, by the clock of the server that led then.
-        stamp: u64,
-        /// Present time, by the clock of the server that leads.
-        now: u64,
-    },
     Written {
         version: u64,
     },
-    /// Like `Record`, from a bucket.
+    /// Reply of a bucket to a read, and to a conditional write that was refused.
     BucketRead(BucketRead),
+    StreamInfo(StreamState),
+    StreamRecord(Option<StreamMessage>),
+    /// The write landed in the stream, at this sequence.
+    Landed {
+        sequence: u64,
+    },
+    /// The key is at another sequence.
+    Conflict,
 }
 
 /// State of a key in a bucket.
@@ -85,13 +96,11 @@ pub(crate) struct BucketRead {
     pub(crate) rung: Option<Duration>,
 }
 
-/// Record of a key in a compare-and-swap store. A claim of 0 means that the key is free. The fence survives releases.
+/// Record of a key in a bucket. A claim of 0 means that the key is free. The fence survives releases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) claim: u64,
     pub(crate) fence: u64,
-    /// The wall clock of the writer, in nanoseconds.
-    pub(crate) written: i64,
     pub(crate) lease: Duration,
 }
 
@@ -106,6 +115,8 @@ pub(crate) struct RequestMessage {
     pub(crate) deadline: Time,
     /// True if a read is answered from an old copy.
     pub(crate) stale: bool,
+    /// Number of the client's connection to a stream. A crash of the stream's server ends it.
+    pub(crate) stream_connection: u64,
 }
 
 /// A reply in flight.

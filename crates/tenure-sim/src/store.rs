@@ -2,16 +2,18 @@
 
 mod register;
 mod server;
+mod stream;
 
 use std::time::Duration;
 
 use tenure_core::Time;
 use tenure_core::object::ClockResolution;
 
-use crate::message::{ReplyMessage, Request, RequestMessage};
+use crate::message::{Reply, ReplyMessage, Request, RequestMessage};
 use crate::setup::StoreKind;
 pub(crate) use register::Register;
 pub(crate) use server::{ClaimRef, Hasher, SequentialMint, Server};
+pub(crate) use stream::{Stream, StreamLoss, StreamMessage, StreamRecord};
 
 #[derive(Debug)]
 pub(crate) enum Store {
@@ -22,6 +24,14 @@ pub(crate) enum Store {
         replies: Vec<ReplyMessage>,
         granted: Vec<ClaimRef>,
     },
+    Stream {
+        ttl: Duration,
+        stream: Stream,
+        replies: Vec<ReplyMessage>,
+        granted: Vec<ClaimRef>,
+        /// Messages that a watch has not delivered yet.
+        appended: Vec<StreamMessage>,
+    },
 }
 
 /// Clock resolution of a bucket: the coarsest that the ttl allows.
@@ -30,17 +40,24 @@ pub(crate) fn grain(ttl: Duration) -> ClockResolution {
 }
 
 impl Store {
-    pub(crate) fn new(kind: StoreKind, keys: usize, ttl: Duration) -> Self {
+    pub(crate) fn new(kind: StoreKind, keys: usize, ttl: Duration, now: Time) -> Self {
         match kind {
             StoreKind::ServerClock => Self::Server(Box::new(Server::new(ttl, false))),
             StoreKind::Session => Self::Server(Box::new(Server::new(ttl, true))),
-            StoreKind::Observation => Self::register(ttl, Register::new(keys)),
-            StoreKind::Bucket => Self::register(ttl, Register::bucket(keys, grain(ttl).0, ttl)),
+            StoreKind::Stream => Self::Stream {
+                ttl,
+                stream: Stream::new(now),
+                replies: Vec::new(),
+                granted: Vec::new(),
+                appended: Vec::new(),
+            },
+            StoreKind::Bucket => Self::Register {
+                ttl,
+                register: Register::new(keys, grain(ttl).0, ttl),
+                replies: Vec::new(),
+                granted: Vec::new(),
+            },
         }
-    }
-
-    fn register(ttl: Duration, register: Register) -> Self {
-        Self::Register { ttl, register, replies: Vec::new(), granted: Vec::new() }
     }
 
     /// Handles a request. `date` is the time with which a bucket dates its reply.
@@ -60,13 +77,24 @@ impl Store {
                     granted.push(ClaimRef { claim: record.claim, connection });
                 }
             }
+            Self::Stream { stream, replies, granted, appended, .. } => {
+                let RequestMessage { connection, number, key, request, .. } = message;
+                let before = stream.holder(key);
+                let reply = stream.handle(key, request, message.stale, now);
+                replies.push(ReplyMessage { connection, number, reply });
+                if let Reply::Landed { .. } = reply {
+                    appended.extend(stream.last(key));
+                    let holder = stream.holder(key).filter(|claim| before != Some(*claim));
+                    granted.extend(holder.map(|claim| ClaimRef { claim, connection }));
+                }
+            }
         }
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Time> {
         match self {
             Self::Server(server) => server.poll_timeout(),
-            Self::Register { .. } => None,
+            Self::Register { .. } | Self::Stream { .. } => None,
         }
     }
 
@@ -79,7 +107,7 @@ impl Store {
     pub(crate) fn poll_reply(&mut self) -> Option<ReplyMessage> {
         match self {
             Self::Server(server) => server.poll_reply(),
-            Self::Register { replies, .. } => replies.pop(),
+            Self::Register { replies, .. } | Self::Stream { replies, .. } => replies.pop(),
         }
     }
 
@@ -87,7 +115,23 @@ impl Store {
     pub(crate) fn poll_granted(&mut self) -> Option<ClaimRef> {
         match self {
             Self::Server(server) => server.poll_granted(),
-            Self::Register { granted, .. } => granted.pop(),
+            Self::Register { granted, .. } | Self::Stream { granted, .. } => granted.pop(),
+        }
+    }
+
+    /// Next message for the watches of a stream.
+    pub(crate) fn poll_appended(&mut self) -> Option<StreamMessage> {
+        match self {
+            Self::Stream { appended, .. } => appended.pop(),
+            _ => None,
+        }
+    }
+
+    /// Claim that holds a key of a bucket, or 0.
+    pub(crate) fn bucket_holder(&self, key: usize) -> Option<u64> {
+        match self {
+            Self::Register { register, .. } => Some(register.record(key).claim),
+            _ => None,
         }
     }
 
@@ -105,8 +149,8 @@ impl Store {
 
     /// Changes the leading server to one whose clock is `ahead`.
     pub(crate) fn set_leader_skew(&mut self, ahead: Duration) {
-        if let Self::Register { register, .. } = self {
-            register.set_leader_skew(ahead);
+        if let Self::Stream { stream, .. } = self {
+            stream.set_leader_skew(ahead);
         }
     }
 
@@ -123,6 +167,7 @@ impl Store {
                 server.claim_refs(claim).any(|claim_ref| lives(claim_ref.connection))
             }
             Self::Register { ttl, register, .. } => register.is_held_by(claim, key, *ttl, now),
+            Self::Stream { ttl, stream, .. } => stream.is_held_by(claim, key, *ttl, now),
         }
     }
 }

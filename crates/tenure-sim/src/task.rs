@@ -21,6 +21,8 @@ pub(crate) struct Task {
     pub(crate) end_use_at: Time,
     pub(crate) answered: bool,
     pub(crate) done: bool,
+    /// True while the task waits for a change of a key in a stream.
+    pub(crate) watching: bool,
 }
 
 #[derive(Debug)]
@@ -71,11 +73,7 @@ impl Task {
     pub(crate) fn complete(&mut self, outcome: Outcome, now: Time) {
         let operation = self.in_flight.take().map(|in_flight| in_flight.operation);
         match &mut self.machine {
-            Machine::Acquire(acquire) => {
-                if let Some(input) = to_acquire(outcome) {
-                    acquire.handle(input, now);
-                }
-            }
+            Machine::Acquire(acquire) => acquire.handle(to_acquire(outcome), now),
             Machine::Keeper(keeper) => {
                 if let Outcome::Broken = outcome {
                     keeper.handle(keeper::KeeperInput::HoldEnded(keeper::Loss::Disconnected), now);
@@ -116,9 +114,9 @@ fn of_keeper(command: keeper::KeeperCommand) -> Command {
     }
 }
 
-fn to_acquire(outcome: Outcome) -> Option<acquire::AcquireInput> {
+fn to_acquire(outcome: Outcome) -> acquire::AcquireInput {
     use acquire::{AcquireInput, RequestFailure};
-    Some(match outcome {
+    match outcome {
         Outcome::Granted(lease_start) => AcquireInput::Granted(lease_start),
         Outcome::Queued => AcquireInput::Queued,
         Outcome::Contended => AcquireInput::Contended { retry_after: None },
@@ -129,8 +127,7 @@ fn to_acquire(outcome: Outcome) -> Option<acquire::AcquireInput> {
         Outcome::Released => AcquireInput::Released,
         Outcome::Failed(failure) => AcquireInput::Failed(failure),
         Outcome::Broken => AcquireInput::Failed(RequestFailure::Unknown),
-        Outcome::HandoffChecked => return None,
-    })
+    }
 }
 
 fn to_keeper(outcome: Outcome, operation: Option<Operation>) -> Option<keeper::KeeperInput> {
@@ -140,7 +137,6 @@ fn to_keeper(outcome: Outcome, operation: Option<Operation>) -> Option<keeper::K
             KeeperInput::HandoffChecked { handoff_requested }
         }
         Outcome::Renewed { handoff_requested } => KeeperInput::Renewed { handoff_requested },
-        Outcome::HandoffChecked => KeeperInput::HandoffChecked { handoff_requested: false },
         Outcome::Refused => KeeperInput::Refused,
         Outcome::Released => KeeperInput::Released,
         Outcome::Failed(_) | Outcome::Broken => match operation? {

@@ -13,7 +13,7 @@ use crate::contract::{Breach, Condition, ContractChecker};
 use crate::in_flight::Operation;
 use crate::message::{ReplyMessage, Request, RequestMessage};
 use crate::setup::{Setup, StoreKind};
-use crate::store::Store;
+use crate::store::{Store, StreamMessage};
 use crate::{Stats, Violation};
 
 /// Number of events shown of a run with a breach.
@@ -35,9 +35,13 @@ pub(crate) struct World {
     pub(crate) store: Store,
     pub(crate) store_clock: Clock,
     /// Clock that dates the replies of a bucket, as that of a proxy in front of it.
-    date_clock: Clock,
+    pub(crate) date_clock: Clock,
     pub(crate) store_down: bool,
     store_wake: Option<u64>,
+    /// Number of the present connections to a stream: a crash of its server ends them.
+    pub(crate) stream_connection: u64,
+    /// Number that a new object would have had when an object of a bucket was last gone.
+    pub(crate) last_gone: u64,
     pub(crate) connections: Vec<Connection>,
     pub(crate) checker: ContractChecker,
     pub(crate) stats: Stats,
@@ -79,6 +83,10 @@ pub(crate) enum Event {
     StoreSlew,
     StoreDown,
     StoreUp,
+    /// A watch delivers a message of a stream to a client, over this connection.
+    Notify(usize, StreamMessage, u64),
+    /// The store loses acknowledged writes.
+    StoreLoss,
     /// Another server, with another clock, becomes the leading one.
     LeaderChange,
     Heal,
@@ -152,11 +160,13 @@ impl World {
             now: 0,
             clients: Vec::new(),
             keys,
-            store: Store::new(setup.store, keys, setup.ttl),
+            store: Store::new(setup.store, keys, setup.ttl, store_clock.read(0)),
             store_clock,
             date_clock,
             store_down: false,
             store_wake: None,
+            stream_connection: 1,
+            last_gone: 0,
             connections: Vec::new(),
             checker: ContractChecker::new(keys, setup.rules.validity_is_a_deadline),
             stats: Stats::default(),
@@ -193,6 +203,7 @@ impl World {
                 break;
             }
         }
+        self.stats.excused_overlaps = self.checker.excused_overlaps;
         Ok(self.stats)
     }
 
@@ -215,6 +226,8 @@ impl World {
             Event::StoreDown => self.stop_store(),
             Event::StoreUp => self.start_store(),
             Event::LeaderChange => self.change_leader(),
+            Event::Notify(client, message, connection) => self.notify(client, message, connection),
+            Event::StoreLoss => self.lose_writes(),
             Event::Heal => self.heal(),
             Event::Probe => self.probe(),
             Event::Finish => self.check_probes(),
@@ -307,7 +320,7 @@ impl World {
             return;
         }
         let mut at = self.now + self.delay();
-        let by_record = matches!(self.setup.store, StoreKind::Observation | StoreKind::Bucket);
+        let by_record = matches!(self.setup.store, StoreKind::Stream | StoreKind::Bucket);
         let free = !self.setup.ordered || by_record;
         if !(free && self.random.chance(self.setup.faults.overtake)) {
             at = at.max(self.connections[connection].last_request_at);
@@ -320,18 +333,29 @@ impl World {
         if self.store_down || self.connections[message.connection].silent {
             return;
         }
+        if self.setup.store == StoreKind::Stream
+            && message.stream_connection != self.stream_connection
+        {
+            return;
+        }
         note!(self, "store: gets #{} on connection {}", message.number, message.connection);
+        self.checker.note_request(self.connections[message.connection].task, message.number);
         let late = self.local(self.connections[message.connection].client) > message.deadline;
-        if let Request::Write { record, .. } = message.request {
+        let granted = match message.request {
+            Request::Write { record, .. } => Some(record.claim),
+            Request::StreamWrite { record, .. } => record.holder.map(|holder| holder.claim),
+            _ => None,
+        };
+        if let Some(claim) = granted {
             let writer = self.connections[message.connection].task;
-            let left = record.claim != writer && !self.waits(record.claim);
+            let left = claim != writer && !self.waits(claim);
             if late || left {
                 // Not a breach. An acquire's answer cannot take into account a request that arrives after its time
                 // limit, if requests are not ordered; nor a hold that its owner hands to a waiter that has just left.
-                self.checker.excuse(record.claim);
+                self.checker.excuse(claim);
             }
         }
-        if self.setup.store == StoreKind::Bucket {
+        if matches!(self.setup.store, StoreKind::Bucket | StoreKind::Stream) {
             message.stale = !self.healed && self.random.chance(self.setup.faults.stale_read);
             if message.stale {
                 self.checker.excuse(self.connections[message.connection].task);
@@ -339,6 +363,14 @@ impl World {
         }
         let date = self.date_clock.read(self.now);
         self.store.handle(message, self.store_clock.read(self.now), date);
+        if let Request::Write { if_version: Some(0), record } = message.request
+            && record.fence <= self.last_gone
+            && self.store.bucket_holder(message.key) == Some(record.claim)
+        {
+            // Not a breach. The number of a new object is the store's time, as of the read before the write. The object
+            // has existed since that read, and is gone: its numbers were larger.
+            self.checker.tokens_lost(message.key, u128::from(record.fence - 1));
+        }
         self.after_store();
     }
 
@@ -372,6 +404,9 @@ impl World {
         while let Some(message) = self.store.poll_reply() {
             self.send_back(message);
         }
+        while let Some(message) = self.store.poll_appended() {
+            self.send_notifications(message);
+        }
         let due = self.store.poll_timeout().and_then(|at| self.store_clock.when(at, self.now));
         if let Some(at) = due.filter(|_| !self.store_down)
             && self.store_wake.is_none_or(|set| at < set)
@@ -400,7 +435,7 @@ impl World {
         broken || silent || dropped || self.clients[client].partitioned || self.store_down
     }
 
-    fn delay(&mut self) -> u64 {
+    pub(crate) fn delay(&mut self) -> u64 {
         let faults = self.setup.faults;
         if !self.healed && self.random.chance(faults.delay_spike) {
             self.random_span(faults.max_delay_spike)

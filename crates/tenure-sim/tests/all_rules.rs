@@ -28,8 +28,8 @@ fn the_session_store_keeps_every_promise() {
 }
 
 #[test]
-fn the_compare_and_swap_store_keeps_every_promise() {
-    check(StoreKind::Observation);
+fn the_stream_keeps_every_promise() {
+    check(StoreKind::Stream);
 }
 
 /// Also where reads are answered with what was there before the last change.

@@ -24,6 +24,10 @@ fn granted(
     }
 }
 
+fn renewal(attempted: u64) -> Renewal {
+    Renewal { number: None, attempted, lease: LEASE, held_for: LEASE }
+}
+
 fn at(ms: u64) -> Time {
     Time::ZERO + Duration::from_millis(ms)
 }
@@ -45,10 +49,10 @@ fn a_free_key_is_granted_and_a_held_one_is_not() {
 fn the_number_of_a_grant_is_the_version_it_was_written_as() {
     let held = granted(&CasRecord::default(), 1, Mode::Exclusive, 0);
     assert_eq!(held.holders[0].number(7), 7);
-    let renewed = held.renew(1, 7, LEASE, LEASE).expect("held");
+    let renewed = held.renew(1, 7, renewal(0)).expect("held");
     assert_eq!(renewed.holders[0].number(8), 7, "a renewal is not a grant");
     assert_eq!(renewed.holders[0].renewal_count, 1);
-    let again = renewed.renew(1, 8, LEASE, LEASE).expect("held");
+    let again = renewed.renew(1, 8, renewal(0)).expect("held");
     assert_eq!((again.holders[0].number(9), again.fence), (7, 7));
     let free = held.release(1, 7).expect("held");
     assert_eq!((free.fence, free.holders.len()), (7, 0), "a free record keeps the fence");
@@ -57,7 +61,7 @@ fn the_number_of_a_grant_is_the_version_it_was_written_as() {
 #[test]
 fn renew_and_release_of_a_record_held_by_another_fail() {
     let held = granted(&CasRecord::default(), 1, Mode::Exclusive, 0);
-    assert_eq!(held.renew(2, 7, LEASE, LEASE), None);
+    assert_eq!(held.renew(2, 7, renewal(0)), None);
     assert_eq!(held.release(2, 7), None);
 }
 
@@ -107,10 +111,10 @@ fn a_semaphore_has_its_slots_and_one_size() {
 fn a_hold_is_over_when_its_beat_stood_still_for_lease_and_margin() {
     let held = granted(&CasRecord::default(), 1, Mode::Exclusive, 0);
     let mut watched = HolderObservations::default();
-    watched.observe(&held, at(0), at(10));
+    watched.observe(&held, 1, at(0), at(10));
     assert!(!watched.may_take_over(1, at(709)) && watched.may_take_over(1, at(710)));
-    let renewed = held.renew(1, 1, LEASE, LEASE).expect("held");
-    watched.observe(&renewed, at(500), at(510));
+    let renewed = held.renew(1, 1, renewal(0)).expect("held");
+    watched.observe(&renewed, 1, at(500), at(510));
     assert!(!watched.may_take_over(1, at(1_209)) && watched.may_take_over(1, at(1_210)));
     assert_eq!(watched.next_takeover(at(600)), at(1_210));
     assert!(!watched.may_take_over(2, at(9_999)), "a hold that was not seen cannot be taken over");
@@ -121,9 +125,9 @@ fn one_of_several_holders_is_watched_by_itself() {
     let one = granted(&CasRecord::default(), 1, Mode::Shared, 0);
     let two = granted(&one, 2, Mode::Shared, 1);
     let mut watched = HolderObservations::default();
-    watched.observe(&two, at(0), at(0));
+    watched.observe(&two, 1, at(0), at(0));
     // The second holder renews, which rewrites the record; the first is silent.
-    watched.observe(&two.renew(2, 2, LEASE, LEASE).expect("held"), at(500), at(500));
+    watched.observe(&two.renew(2, 2, renewal(0)).expect("held"), 1, at(500), at(500));
     assert!(watched.may_take_over(1, at(700)) && !watched.may_take_over(2, at(700)));
 }
 
@@ -132,7 +136,7 @@ fn a_hold_without_a_lease_is_never_over() {
     let mut held = granted(&CasRecord::default(), 1, Mode::Exclusive, 0);
     held.holders[0].lease = None;
     let mut watched = HolderObservations::default();
-    watched.observe(&held, at(0), at(0));
+    watched.observe(&held, 1, at(0), at(0));
     assert!(!watched.may_take_over(1, at(u32::MAX.into())));
 }
 
@@ -169,4 +173,50 @@ fn the_time_of_a_store_is_counted_on_for_a_minute() {
     assert_eq!(reported.at(at(3_500)), 7_500_000_000);
     assert_eq!(reported.at(at(0)), 5_000_000_000, "a lower bound");
     assert!(!reported.is_stale(at(61_000)) && reported.is_stale(at(61_001)));
+}
+
+#[test]
+fn a_later_read_shows_the_fate_of_a_write_without_a_reply() {
+    let free = CasRecord::default();
+    let held = granted(&free, 1, Mode::Exclusive, 0);
+    assert_eq!(held.fate_of_grant(1, 5, 4), WriteFate::Landed);
+    assert_eq!(held.fate_of_grant(2, 5, 4), WriteFate::Refused, "another client was quicker");
+    assert_eq!(free.fate_of_grant(1, 4, 4), WriteFate::Unsettled, "it may still land");
+    assert_eq!(free.fate_of_grant(1, 3, 4), WriteFate::Unsettled, "the stream went back");
+    let renewed = held.renew(1, 5, renewal(0)).unwrap();
+    assert_eq!(renewed.fate_of_change(1, Some(1), true), WriteFate::Landed);
+    // The second attempt was sent later. If the first one lands, the record does not show a renewal that young.
+    let again = held.renew(1, 5, renewal(1)).unwrap();
+    let count = again.holder(1).map(|holder| holder.renewal_count);
+    assert_eq!(renewed.fate_of_change(1, count, true), WriteFate::Refused, "the first landed");
+    assert_eq!(held.fate_of_change(1, Some(1), false), WriteFate::Unsettled);
+    assert_eq!(held.fate_of_change(1, Some(1), true), WriteFate::Refused, "another holder wrote");
+    assert_eq!(held.fate_of_change(2, Some(1), true), WriteFate::Refused, "the hold is gone");
+    assert_eq!(free.fate_of_change(1, None, true), WriteFate::Landed, "it is released");
+    assert_eq!(held.fate_of_change(1, None, false), WriteFate::Unsettled);
+    assert_eq!(held.fate_of_change(1, None, true), WriteFate::Refused);
+}
+
+#[test]
+fn a_claim_that_is_granted_again_is_observed_anew() {
+    let mut watched = HolderObservations::default();
+    let held = granted(&CasRecord::default(), 1, Mode::Exclusive, 0);
+    watched.observe(&held, 5, at(0), at(0));
+    assert_eq!(watched.takeover_at(1), at(700));
+    let free = held.release(1, 5).expect("held");
+    let again = granted(&free, 1, Mode::Exclusive, 6);
+    watched.observe(&again, 7, at(600), at(600));
+    assert_eq!(watched.takeover_at(1), at(1_300), "the release was not read");
+    let rewritten = again.rewritten(7, |_| true);
+    watched.observe(&rewritten, 8, at(650), at(650));
+    assert_eq!(watched.takeover_at(1), at(1_300), "the same grant, now with its number");
+}
+
+#[test]
+fn a_renewal_of_a_grant_does_not_renew_an_earlier_one() {
+    let held = granted(&CasRecord::default(), 1, Mode::Exclusive, 0);
+    let of = |number| Renewal { number: Some(number), ..renewal(0) };
+    let renewed = held.renew(1, 5, of(5)).expect("the grant");
+    assert!(renewed.renew(1, 6, of(5)).is_some());
+    assert_eq!(renewed.renew(1, 6, of(9)), None, "grant 9 is lost, and 5 is back");
 }

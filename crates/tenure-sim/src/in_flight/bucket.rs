@@ -12,9 +12,9 @@ use crate::message::{BucketRead, Record, Request};
 use crate::store::grain;
 
 impl ClaimState {
-    pub(super) fn begin_at_bucket(&self, operation: Operation, wall: i64) -> Request {
+    pub(super) fn begin_at_bucket(&self, operation: Operation) -> Request {
         match operation {
-            Operation::Renew => self.renew_request(wall),
+            Operation::Renew => self.renew_bucket_request(),
             Operation::Abandon => Request::Silence { claim: self.claim },
             Operation::Claim { .. }
             | Operation::Wait
@@ -28,12 +28,12 @@ impl ClaimState {
         in_flight: &InFlight,
         read: BucketRead,
         now: Time,
-        wall: i64,
     ) -> ReplyEffect {
         let object = object_read(read);
         let ours = object.owned_by(&self.name());
         if ours {
             (self.version, self.token) = (read.version, read.record.fence);
+            self.owned = Some(object.clone());
         }
         match in_flight.operation {
             Operation::Claim { queue } => {
@@ -44,7 +44,7 @@ impl ClaimState {
                 let handoff_requested = ![0, self.claim].contains(&read.bell);
                 ReplyEffect::Done(Outcome::Renewed { handoff_requested })
             }
-            Operation::Renew if ours => ReplyEffect::Send(self.renew_request(wall)),
+            Operation::Renew if ours => ReplyEffect::Send(self.renew_bucket_request()),
             Operation::Release | Operation::Abandon if ours => {
                 ReplyEffect::Send(self.release_bucket_request(read, &object))
             }
@@ -135,8 +135,10 @@ impl ClaimState {
 
     fn take(&mut self, read: BucketRead, record: &object::LockObject<()>) -> ReplyEffect {
         self.token = record.fence.unwrap_or_default();
+        let (modified, date) = (read.modified, read.now);
+        self.owned = Some(object::ObjectRead { record: Some(record.clone()), modified, date });
         ReplyEffect::Send(Request::Write {
-            if_version: Some(read.version),
+            if_version: self.claims_name_version.then_some(read.version),
             record: stored_record(record),
         })
     }
@@ -144,6 +146,19 @@ impl ClaimState {
     fn ring(&mut self, now: Time) -> ReplyEffect {
         self.rung = now;
         ReplyEffect::Send(Request::Ring { claim: self.claim })
+    }
+
+    /// Request that renews the hold, from the record that was last read or written.
+    fn renew_bucket_request(&self) -> Request {
+        let if_version = self.rules.renewal_names_version.then_some(self.version);
+        let renewed = self.owned.as_ref().and_then(|read| {
+            let record = read.record.as_ref()?;
+            record.renew(&self.name(), self.token, self.ttl, read.date)
+        });
+        match renewed {
+            Some(record) => Request::Write { if_version, record: stored_record(&record) },
+            None => Request::Read,
+        }
     }
 
     /// Request that releases the hold, or hands it to the waiter that rings.
@@ -186,5 +201,5 @@ fn stored_record(record: &object::LockObject<()>) -> Record {
     let held = !record.expires.is_zero();
     let claim = if held { record.owner.parse().unwrap_or(0) } else { 0 };
     let (fence, lease) = (record.fence.unwrap_or_default(), record.lease.unwrap_or_default());
-    Record { claim, fence, lease, written: 0 }
+    Record { claim, fence, lease }
 }

@@ -1,8 +1,7 @@
-//! Compare-and-swap store: one versioned record per key.
+//! Bucket: one versioned record per key, with a bell beside it.
 //!
-//! A register stamps its records by the clock of the leading server. A bucket has two clocks of coarse resolution, one
-//! that stamps records and one that dates replies. It sometimes returns an old record, and has a bell beside each
-//! record.
+//! It has two clocks of coarse resolution, one that stamps records and one that dates replies. It sometimes returns an
+//! old record, and may lose acknowledged writes: a record goes back to an earlier version, or is gone.
 
 use std::time::Duration;
 
@@ -13,12 +12,10 @@ use crate::message::{BucketRead, Record, Reply, Request};
 #[derive(Debug)]
 pub(crate) struct Register {
     slots: Vec<KeySlot>,
-    /// Clock resolution of a bucket; `None` for a register.
-    grain: Option<Duration>,
+    /// Clock resolution.
+    grain: Duration,
     /// Time that a bell rings.
     bell_ttl: Duration,
-    /// Lead of the leading server's clock.
-    leader_skew: Duration,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,34 +25,23 @@ struct KeySlot {
     old: StoredVersion,
     bell: u64,
     rung: Time,
+    /// Last version number that was given. A generation is unique, also after a loss.
+    last_version: u64,
+    /// Time at which the object was created.
+    created: Time,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct StoredVersion {
     version: u64,
     record: Record,
-    /// Time of the change. A register shows it only to the checker.
+    /// Time of the change.
     changed: Time,
-    /// Time of the change by the leading server's clock, in nanoseconds.
-    stamp: u64,
 }
 
 impl Register {
-    pub(crate) fn new(keys: usize) -> Self {
-        Self {
-            slots: vec![KeySlot::default(); keys],
-            grain: None,
-            bell_ttl: Duration::ZERO,
-            leader_skew: Duration::ZERO,
-        }
-    }
-
-    pub(crate) fn bucket(keys: usize, grain: Duration, life: Duration) -> Self {
-        Self { grain: Some(grain), bell_ttl: life, ..Self::new(keys) }
-    }
-
-    pub(crate) fn set_leader_skew(&mut self, ahead: Duration) {
-        self.leader_skew = ahead;
+    pub(crate) fn new(keys: usize, grain: Duration, bell_ttl: Duration) -> Self {
+        Self { slots: vec![KeySlot::default(); keys], grain, bell_ttl }
     }
 
     pub(crate) fn record(&self, key: usize) -> Record {
@@ -68,6 +54,25 @@ impl Register {
         record.claim == claim && now < changed + ttl
     }
 
+    /// Loses acknowledged writes: the object is gone, or back at the version before its last change. False if there is
+    /// nothing to lose.
+    ///
+    /// An object that was created within the last units of the clock stays: its token may repeat, as the documentation
+    /// says.
+    pub(crate) fn lose(&mut self, key: usize, gone: bool, now: Time) -> bool {
+        let slot = &mut self.slots[key];
+        let young = now < slot.created + self.grain * 2;
+        if slot.newest.version == 0 || young || !gone && slot.old.version == slot.newest.version {
+            return false;
+        }
+        let earlier = if gone { StoredVersion::default() } else { slot.old };
+        if !gone && earlier.version == 0 {
+            return false;
+        }
+        (slot.newest, slot.old) = (earlier, earlier);
+        true
+    }
+
     /// Handles a request: returns the reply, and true if the record changed. With `old`, a read returns the state
     /// before the last change. Records are stamped with `now`, replies are dated with `date`.
     pub(crate) fn handle(
@@ -78,15 +83,17 @@ impl Register {
         (now, date): (Time, Time),
     ) -> (Reply, bool) {
         let (life, mut rung) = (self.bell_ttl, None);
-        let stamp = (now + self.leader_skew).as_nanos();
         let slot = &mut self.slots[key];
         match request {
             Request::Write { if_version, record }
                 if if_version.is_none_or(|v| v == slot.newest.version) =>
             {
-                let version = slot.newest.version + 1;
-                slot.old = slot.newest;
-                slot.newest = StoredVersion { version, record, changed: now, stamp };
+                let version = slot.last_version + 1;
+                if slot.newest.version == 0 {
+                    slot.created = now;
+                }
+                (slot.old, slot.last_version) = (slot.newest, version);
+                slot.newest = StoredVersion { version, record, changed: now };
                 return (Reply::Written { version }, true);
             }
             // The holder's own bell has served its purpose and may be replaced.
@@ -103,20 +110,22 @@ impl Register {
         (self.show(key, old && request == Request::Read, rung, (now, date)), false)
     }
 
+    /// Number of an object that is created at a date.
+    pub(crate) fn first_number(&self, date: Time) -> u64 {
+        u64::try_from(self.coarse(date).as_micros()).unwrap_or(u64::MAX)
+    }
+
+    /// Time as a reply shows it: rounded to the resolution, and long after 1970.
+    fn coarse(&self, time: Time) -> Duration {
+        let grains = u128::from(time.as_nanos()) / self.grain.as_nanos().max(1);
+        let grains = u32::try_from(grains).unwrap_or(u32::MAX);
+        self.grain * grains.saturating_add(1_000)
+    }
+
     fn show(&self, key: usize, old: bool, rung: Option<Time>, (now, date): (Time, Time)) -> Reply {
         let slot = &self.slots[key];
-        let StoredVersion { version, record, changed, stamp } =
-            if old { slot.old } else { slot.newest };
-        let Some(grain) = self.grain else {
-            let now = (now + self.leader_skew).as_nanos();
-            return Reply::Record { version, record, stamp, now };
-        };
-        // Rounded to the resolution, and long after 1970.
-        let coarse = |time: Time| {
-            let grains = u128::from(time.as_nanos()) / grain.as_nanos().max(1);
-            let grains = u32::try_from(grains).unwrap_or(u32::MAX);
-            grain * grains.saturating_add(1_000)
-        };
+        let StoredVersion { version, record, changed } = if old { slot.old } else { slot.newest };
+        let coarse = |time| self.coarse(time);
         let rings = now < slot.rung + self.bell_ttl && slot.bell != record.claim;
         let bell = if rings { slot.bell } else { 0 };
         let (modified, now, rung) = (coarse(changed), coarse(date), rung.map(coarse));

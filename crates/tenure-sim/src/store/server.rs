@@ -98,7 +98,10 @@ impl Server {
             Request::Read
             | Request::Write { .. }
             | Request::Ring { .. }
-            | Request::Silence { .. } => None,
+            | Request::Silence { .. }
+            | Request::StreamInfo
+            | Request::StreamRead
+            | Request::StreamWrite { .. } => None,
         };
         if let Some(reply) = reply {
             self.answer(&message, reply);

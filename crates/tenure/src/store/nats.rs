@@ -54,7 +54,6 @@ use self::hold::{NatsHold, read_handle};
 use self::inner::NatsInner;
 use self::keys::KnownKey;
 use self::layout::BucketLayout;
-use self::lineage::Lineage;
 use self::options::Options;
 use self::settings::SettingsCheck;
 use super::{
@@ -134,7 +133,7 @@ impl NatsStore {
         // the outage would go unnoticed.
         let connections = api.connections();
         let (info, layout, created) = bucket::open(&api, &options, until).await?;
-        let lineage = Lineage::new(&info, api.clock.now())?;
+        let lineage = lineage::new(&info, api.clock.now())?;
         let settings_check = SettingsCheck::new(&info, connections, api.clock.now());
         let inner = Arc::new(NatsInner::new(api, options, layout, lineage, settings_check));
         if let BucketLayout::Nlock { ttl } = layout {
@@ -179,7 +178,7 @@ impl NatsStore {
         // found by its token in each round, so that a retry never breaks the hold of a later grant.
         for _ in 0..5 {
             let known = self.inner.read(&subject, until).await?;
-            let epoch = self.inner.lineage().epoch;
+            let epoch = self.inner.lineage().epoch();
             let evicted =
                 known.record.holders.iter().find(|holder| {
                     FencingToken::new(epoch, holder.number(known.sequence)) == token
@@ -263,6 +262,8 @@ impl Store for NatsStore {
             token,
             sequence: known.sequence,
             record: known.record,
+            connection: known.connection,
+            attempted: 0,
             held_since: self.inner.now() - held,
             place: None,
         }))
@@ -276,7 +277,9 @@ impl Store for NatsStore {
             changes.borrow_and_update();
             let now = self.inner.now();
             let (version, due) = match self.inner.keys.known(&subject) {
-                Some(known) => (known.version(now), known.observations.next_takeover(now)),
+                Some(known) => {
+                    (keys::version_of(&known, now), known.observations.next_takeover(now))
+                }
                 None => (Version::default(), Time::MAX),
             };
             if version != since {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tenure_core::record::{Renewal, WriteFate};
 use tenure_core::{FencingToken, Key, Time};
 
 use super::api::{ApiDeadline, WriteOutcome};
@@ -27,6 +28,10 @@ pub(super) struct NatsHold {
     pub(super) sequence: u64,
     /// That record.
     pub(super) record: KeyRecord,
+    /// Number of the connection over which we saw it.
+    pub(super) connection: u64,
+    /// Largest renewal count that we have tried to write.
+    pub(super) attempted: u64,
     /// Start of the hold.
     pub(super) held_since: Time,
     /// Place in the ticket queue that was granted. Its ticket is deleted on release.
@@ -49,12 +54,20 @@ impl NatsHold {
         let until = self.inner.api.deadline_after(limit);
         self.catch_up();
         for _ in 0..2 {
+            // A server that crashed may have lost the record, and given its sequence again to a record of another
+            // holder: our write would replace that one. So after a reconnect the record is read first.
+            if self.connection != self.inner.api.connections() {
+                self.reread(until, None).await?;
+            }
             let next = self.next_record(change).ok_or_else(|| self.not_held())?;
             let written_count = next.holder(self.claim).map(|holder| holder.renewal_count);
+            // Before the write: if this future is dropped while it is in flight, it may still land.
+            self.attempted = written_count.unwrap_or(self.attempted);
             let write_until = self.inner.write_deadline(until);
             let put = self.inner.put(&self.subject, self.sequence, next, write_until).await;
             let unclear = match put.map_err(|error| self.explain(error))? {
                 (WriteOutcome::Done(_), known) => {
+                    self.connection = known.connection;
                     (self.sequence, self.record) = (known.sequence, known.record);
                     return Ok(());
                 }
@@ -63,21 +76,12 @@ impl NatsHold {
             };
             let old_sequence = self.sequence;
             self.reread(until, unclear.as_ref()).await?;
-            let found_count = self.record.holder(self.claim).map(|holder| holder.renewal_count);
-            match (unclear, found_count, change) {
-                // Only we increment our renewal count: the unclear write has landed.
-                (Some(_), count, NatsHoldChange::Renew { .. })
-                    if count.is_some() && count == written_count =>
-                {
-                    return Ok(());
-                }
-                // The release was unclear, but our hold is gone: nothing is left to release.
-                (Some(_), None, NatsHoldChange::Release) => return Ok(()),
-                // The record is unchanged: our write may still be in flight, and land later. Its outcome stays unknown.
-                (Some(error), Some(_), _) if self.sequence == old_sequence => {
-                    return Err(self.explain(as_unknown(error)));
-                }
-                _ => {}
+            let Some(error) = unclear else { continue };
+            let moved = self.sequence != old_sequence;
+            match self.record.fate_of_change(self.claim, written_count, moved) {
+                WriteFate::Landed => return Ok(()),
+                WriteFate::Unsettled => return Err(self.explain(as_unknown(error))),
+                WriteFate::Refused => {}
             }
         }
         let message = "other holders changed the shared record each time: try again";
@@ -87,8 +91,13 @@ impl NatsHold {
     fn next_record(&self, change: NatsHoldChange) -> Option<KeyRecord> {
         match change {
             NatsHoldChange::Renew { ttl } => {
-                let held = self.inner.now().since(self.held_since);
-                self.record.renew(self.claim, self.sequence, ttl, held)
+                let held_for = self.inner.now().since(self.held_since);
+                // nlock's records have no room for it.
+                let native = self.inner.layout == BucketLayout::Native;
+                let number = native.then_some(self.token.number());
+                let attempted = self.attempted;
+                let renewal = Renewal { number, attempted, lease: ttl, held_for };
+                self.record.renew(self.claim, self.sequence, renewal)
             }
             NatsHoldChange::Release => self.record.release(self.claim, self.sequence),
         }
@@ -101,6 +110,7 @@ impl NatsHold {
         if let Some(known) = self.inner.keys.known(&self.subject)
             && ours
             && known.sequence > self.sequence
+            && known.connection == self.connection
             && known.record.holder(self.claim).is_some()
         {
             (self.sequence, self.record) = (known.sequence, known.record);
@@ -116,6 +126,7 @@ impl NatsHold {
             (Some(_), _) => self.explain(as_unknown(error)),
             (None, _) => self.explain(error),
         })?;
+        self.connection = found.connection;
         (self.sequence, self.record) = (found.sequence, found.record);
         Ok(())
     }

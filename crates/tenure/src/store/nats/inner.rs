@@ -4,16 +4,18 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tenure_core::record::{RecordClaim, RecordDecision};
-use tenure_core::{FencingToken, Key, Time};
+use tenure_core::record::{
+    Lineage, LineageMark, RecordClaim, RecordDecision, RecordSource, SeenRecord, WriteFate,
+};
+use tenure_core::{FencingToken, Key, Rules, Time};
 
 use super::api::{Api, ApiDeadline, KeyWrite, Message, WriteOutcome};
 use super::bucket;
 use super::format::{KeyRecord, RecordHolder};
 use super::hold::NatsHold;
-use super::keys::{KnownKey, KnownKeys, ReadSource};
+use super::keys::{self, KnownKey, KnownKeys};
 use super::layout::BucketLayout;
-use super::lineage::{Lineage, went_back_error};
+use super::lineage::{self, is_went_back, went_back_error};
 use super::options::Options;
 use super::queue::{self, TicketQueues};
 use super::settings::{self, SettingsCheck};
@@ -22,12 +24,6 @@ use crate::store::{
     Answer, Claim, Contended, Grant, HolderState, KeySpace, KeyState, LeaseStart, Version,
 };
 use crate::{Error, ErrorKind, Result};
-
-/// Largest age of a known record that a write may be conditional on. An older record is read again first.
-///
-/// A bucket that was deleted and created again counts sequences from 1. A sequence that is known from the old bucket
-/// could by chance be that of another record in the new one.
-pub(super) const MAX_KNOWN_AGE: Duration = Duration::from_secs(2);
 
 pub(super) struct NatsInner {
     pub(super) api: Api,
@@ -98,7 +94,7 @@ impl NatsInner {
         // single request. If the record has changed since, the server refuses the write, and the claim continues with a
         // read.
         if let Some(known) = self.keys.known(&subject)
-            && self.now().since(known.seen_at) < MAX_KNOWN_AGE
+            && known.may_be_overwritten(self.now(), self.api.connections())
             && let RecordDecision::Write(next) = self.decide(&known, &request)
             && let Some(grant) = self.take(claim, &subject, &known, next, until).await?
         {
@@ -235,7 +231,7 @@ impl NatsInner {
         // In nlock's layout the server removes an expired record; clients never take over.
         let expired = |holder: &RecordHolder| {
             self.layout == BucketLayout::Native
-                && known.may_be_taken_over(holder, now, Some(server_time))
+                && known.may_be_taken_over(holder, now, Some(server_time), Rules::ALL)
         };
         known.record.claim(request, known.sequence, expired)
     }
@@ -243,7 +239,7 @@ impl NatsInner {
     pub(super) fn contended(&self, known: &KnownKey, holder: &RecordHolder) -> Contended {
         Contended {
             holder: Some(holder.by.clone()),
-            version: known.version(self.now()),
+            version: keys::version_of(known, self.now()),
             retry_after: None,
             note: None,
         }
@@ -260,22 +256,32 @@ impl NatsInner {
         until: ApiDeadline,
     ) -> Result<Option<Grant>> {
         self.recheck_settings(until).await?;
-        let highest = self.lineage().highest_sequence;
+        if known.connection != self.api.connections() {
+            // Reconnected since the record was read: `KnownKey::may_be_overwritten` says why that counts as a conflict.
+            return Ok(None);
+        }
+        let before = self.lineage().mark();
         // A claim with a ticket raises `served` to its place in the queue. No other claim changes `served`.
         let place = (next.served > known.record.served).then_some(next.served);
         let put = self.put(subject, known.sequence, next, self.write_deadline(until)).await?;
-        let (landed, lease_start) = match put {
-            (WriteOutcome::Done(_), written) => (written, LeaseStart::FromRequest),
+        let (landed, lease_start, before) = match put {
+            (WriteOutcome::Done(_), written) => (written, LeaseStart::FromRequest, before),
             (WriteOutcome::Conflict, _) => return Ok(None),
-            (WriteOutcome::Unclear(error), _) => match self.read(subject, until).await {
-                // The grant is there, but this or an earlier write may have made it: its age is unknown. The lease is
-                // counted from a confirming renewal instead.
-                Ok(found) if found.record.holder(claim.id).is_some() => {
-                    (found, LeaseStart::FromConfirm)
+            (WriteOutcome::Unclear(error), _) => {
+                let Ok(found) = self.read(subject, until).await else {
+                    return Err(as_unknown(error));
+                };
+                match found.record.fate_of_grant(claim.id, found.sequence, known.sequence) {
+                    // The grant is there, but this or an earlier write may have made it: its age is unknown. The lease
+                    // is counted from a confirming renewal instead.
+                    WriteFate::Landed => {
+                        let before = self.lineage().mark_of_earlier_write();
+                        (found, LeaseStart::FromConfirm, before)
+                    }
+                    WriteFate::Refused => return Ok(None),
+                    WriteFate::Unsettled => return Err(as_unknown(error)),
                 }
-                Ok(found) if found.sequence > known.sequence => return Ok(None),
-                _ => return Err(as_unknown(error)),
-            },
+            }
         };
         // After the write, the bucket's info is read again in three cases:
         // - The key had no record. The stream may be a new one of the same name, or may have dropped a holder's record.
@@ -284,27 +290,10 @@ impl NatsInner {
         //   may have landed in a bucket that was edited since the last check.
         let due = self.settings_check.is_due(self.api.connections());
         let reread = known.sequence == 0 || self.layout != BucketLayout::Native || due;
-        let epoch = self.epoch_of(landed.sequence, highest, reread, until).await;
-        if let Err(error) = &epoch
-            && error.kind() == ErrorKind::Misconfigured
-            && let Some(released) = landed.record.release(claim.id, landed.sequence)
-        {
-            // The bucket was edited, and may have dropped the record of a live holder: the key only looked free. So the
-            // grant is undone. If that fails, the grant lasts until its lease ends, and the outcome of the claim is
-            // unknown.
-            let undone = self.put(subject, landed.sequence, released, until).await;
-            if !matches!(undone, Ok((WriteOutcome::Done(_), _))) {
-                return Err(as_unknown(Error::new(ErrorKind::Unknown, error.to_string())));
-            }
-        }
-        // The write has landed: an error after it must not read as "not granted", or the hold would be left behind.
-        let epoch = epoch.map_err(|error| match error.kind() {
-            // The stream went back: none of its fencing tokens can be trusted, whatever became of the write.
-            ErrorKind::Unavailable if error.to_string().contains("went back") => error,
-            ErrorKind::Misconfigured => error,
-            ErrorKind::NotHeld => Error::new(ErrorKind::Misconfigured, error.to_string()),
-            _ => as_unknown(error),
-        })?;
+        let epoch = match self.epoch_of(claim, &landed, before, reread, until).await {
+            Ok(epoch) => epoch,
+            Err(error) => return Err(self.undo(claim, subject, &landed, error, until).await),
+        };
         match self.granted(claim, subject.to_owned(), landed, epoch, lease_start, place) {
             Answer::Granted(grant) => Ok(Some(grant)),
             _ => Ok(None),
@@ -319,7 +308,11 @@ impl NatsInner {
         known: KnownKey,
         until: ApiDeadline,
     ) -> Result<Answer> {
-        let epoch = self.epoch_of(known.sequence, 0, true, until).await?;
+        let before = self.lineage().mark_of_earlier_write();
+        let epoch = match self.epoch_of(claim, &known, before, true, until).await {
+            Ok(epoch) => epoch,
+            Err(error) => return Err(self.undo(claim, &subject, &known, error, until).await),
+        };
         Ok(self.granted(claim, subject, known, epoch, LeaseStart::FromConfirm, None))
     }
 
@@ -332,7 +325,7 @@ impl NatsInner {
         lease_start: LeaseStart,
         place: Option<u64>,
     ) -> Answer {
-        let KnownKey { sequence, record, .. } = known;
+        let KnownKey { sequence, record, connection: known_connection, .. } = known;
         let holder = record.holder(claim.id);
         let number = holder.map_or(sequence, |holder| holder.number(sequence));
         let token = FencingToken::new(epoch, number);
@@ -346,6 +339,8 @@ impl NatsInner {
             token,
             sequence,
             record,
+            connection: known_connection,
+            attempted: 0,
             held_since: self.now() - age,
             place,
         };
@@ -353,40 +348,73 @@ impl NatsInner {
         Answer::Granted(Grant { token, lease_start, handoff_requested: false, grants: None, hold })
     }
 
-    /// Epoch of a write that landed at `sequence`. `highest` is the largest sequence known before the write was sent.
+    /// Undoes a grant that landed and gets no token, if `error` says that none of its tokens can be trusted. Returns
+    /// the error for the claim.
     ///
-    /// A stream that was deleted and created again counts from 1, under another epoch. A sequence at or below `highest`
-    /// is a sign of that, and the stream's info is then read. `reread` reads the info in any case: if the key had no
-    /// record, the write may have landed in a new stream that is already past `highest`.
+    /// - The stream went back: the token may have been handed out before.
+    /// - The bucket was edited, and may have dropped the record of a live holder: the key only looked free.
+    ///
+    /// The write has landed. So after any other error, and if it cannot be undone, the outcome of the claim is unknown:
+    /// "not granted" would leave the hold behind.
+    async fn undo(
+        &self,
+        claim: &Claim,
+        subject: &str,
+        landed: &KnownKey,
+        error: Error,
+        until: ApiDeadline,
+    ) -> Error {
+        let error = match error.kind() {
+            ErrorKind::NotHeld => return Error::new(ErrorKind::Misconfigured, error.to_string()),
+            ErrorKind::Misconfigured => error,
+            _ if is_went_back(&error) => error,
+            _ => return as_unknown(error),
+        };
+        if let Some(released) = landed.record.release(claim.id, landed.sequence) {
+            let undone = self.put(subject, landed.sequence, released, until).await;
+            if !matches!(undone, Ok((WriteOutcome::Done(_), _))) {
+                return as_unknown(Error::new(ErrorKind::Unknown, error.to_string()));
+            }
+        }
+        error
+    }
+
+    /// Epoch of a grant in the record `landed`. `before` was taken before the write was sent.
+    ///
+    /// A stream that was deleted and created again counts from 1, under another epoch. A number that was seen before is
+    /// a sign of that, and the stream's info is then read. `reread` reads the info in any case: if the key had no
+    /// record, the write may have landed in a new stream that is already past the highest sequence seen.
     async fn epoch_of(
         &self,
-        sequence: u64,
-        highest: u64,
+        claim: &Claim,
+        landed: &KnownKey,
+        before: LineageMark,
         reread: bool,
         until: ApiDeadline,
     ) -> Result<u64> {
-        if sequence > highest && !reread {
-            return Ok(self.lineage().epoch);
+        let holder = landed.record.holder(claim.id);
+        let number = holder.map_or(landed.sequence, |holder| holder.number(landed.sequence));
+        if !self.lineage().doubts(number, before) && !reread {
+            return Ok(self.lineage().epoch());
         }
+        let before_info = self.lineage().mark();
         let counters = self.settings_check.counters_now(self.api.connections());
         let info = bucket::info(&self.api, &self.stream, until).await?;
         self.check_bucket_ttl(&info)?;
         // A dropped record looks like a key that was never held. Only the settings show that the bucket drops records.
         self.check_settings(&info, counters)?;
         let mut lineage = self.lineage();
-        let old_epoch = lineage.epoch;
-        lineage.refresh(&info, self.api.clock.now())?;
-        if sequence > highest || lineage.epoch != old_epoch {
-            return Ok(lineage.epoch);
-        }
-        match self.layout {
+        let now = self.api.clock.now();
+        let state = lineage::refresh(&mut lineage, &info, before_info, now)?;
+        match (lineage.epoch_of(number, before, Some(state)), self.layout) {
+            (Ok(epoch), _) => Ok(epoch),
             // A restart of the server empties memory storage, which is normal in this layout. The server's time becomes
             // a new, larger epoch, so that tokens still grow.
-            BucketLayout::Nlock { .. } => {
-                (lineage.epoch, lineage.highest_sequence) = (info.server_time()?, sequence);
-                Ok(lineage.epoch)
+            (Err(_), BucketLayout::Nlock { .. }) => {
+                lineage.begin_epoch(info.server_time()?, landed.sequence);
+                Ok(lineage.epoch())
             }
-            BucketLayout::Native => Err(went_back_error(highest, sequence)),
+            (Err(went_back), BucketLayout::Native) => Err(went_back_error(went_back)),
         }
     }
 
@@ -398,14 +426,15 @@ impl NatsInner {
         mut record: KeyRecord,
         until: ApiDeadline,
     ) -> Result<(WriteOutcome, KnownKey)> {
-        record.epoch = self.lineage().epoch;
-        let sent = self.now();
+        record.epoch = self.lineage().epoch();
+        let (sent, connection) = (self.now(), self.api.connections());
         let outcome = self.write(subject, sequence, self.layout.write(&record), until).await?;
         let WriteOutcome::Done(landed) = outcome else { return Ok((outcome, KnownKey::default())) };
         self.lineage().note(landed);
-        let seen = (landed, record.clone(), None);
-        self.keys.note(subject, seen, ReadSource::Notification, (sent, self.now()));
-        Ok((outcome, KnownKey { sequence: landed, record, ..KnownKey::default() }))
+        let (sequence, timestamp) = (landed, None);
+        let seen = SeenRecord { sequence, record: record.clone(), timestamp, connection };
+        self.keys.note(subject, seen, RecordSource::Notification, (sent, self.now()));
+        Ok((outcome, KnownKey { sequence: landed, record, connection, ..KnownKey::default() }))
     }
 
     /// Writes a value if the key's last sequence is still `sequence`. After a refusal, the bucket's settings are read
@@ -444,25 +473,23 @@ impl NatsInner {
     ///
     /// `Misconfigured` for a value that is not a record, `Unavailable` if the stream has lost acknowledged writes.
     pub(super) async fn read(&self, subject: &str, until: ApiDeadline) -> Result<KnownKey> {
-        let sent = self.now();
+        // Counted before the request: a reply that comes over a later connection must not pass for one of that.
+        let (sent, connection) = (self.now(), self.api.connections());
         let message = self.api.last_message(&self.stream, subject, until).await?;
         let (sequence, record, time) = match message {
             None => (0, KeyRecord::default(), None),
             Some(message) => (message.sequence, self.parse(&message)?, Some(message.timestamp)),
         };
-        let epoch = self.lineage().epoch;
-        if record.epoch != epoch && record.epoch != 0 {
+        let before = self.lineage().mark();
+        if record.epoch != self.lineage().epoch() && record.epoch != 0 {
             let info = bucket::info(&self.api, &self.stream, until).await?;
-            self.lineage().refresh(&info, self.now())?;
+            lineage::refresh(&mut self.lineage(), &info, before, self.now())?;
         }
-        // A record's grant numbers are never above its sequence, unless the stream lost its last writes and assigned
-        // their sequences again.
-        if record.epoch == self.lineage().epoch && record.fence > sequence {
-            return Err(went_back_error(record.fence, sequence));
-        }
+        let checked = self.lineage().check_record(record.epoch, record.fence, sequence);
+        checked.map_err(went_back_error)?;
         self.lineage().note(sequence);
-        let seen = (sequence, record, time);
-        Ok(self.keys.note(subject, seen, ReadSource::Leader, (sent, self.now())))
+        let seen = SeenRecord { sequence, record, timestamp: time, connection };
+        Ok(self.keys.note(subject, seen, RecordSource::Leader, (sent, self.now())))
     }
 
     /// Applies a watch's message about a record or a ticket.
@@ -478,8 +505,10 @@ impl NatsInner {
             return self.queues.note_message(message);
         }
         if let Ok(record) = self.layout.read(message) {
-            let seen = (message.sequence, record, Some(message.timestamp));
-            self.keys.note(&message.subject, seen, ReadSource::Notification, (now, now));
+            let (sequence, timestamp) = (message.sequence, Some(message.timestamp));
+            let connection = self.api.connections();
+            let seen = SeenRecord { sequence, record, timestamp, connection };
+            self.keys.note(&message.subject, seen, RecordSource::Notification, (now, now));
         }
     }
 
@@ -501,9 +530,10 @@ impl NatsInner {
         let old = self.lineage().is_server_time_old(self.now());
         if self.layout == BucketLayout::Native && old {
             let counters = self.settings_check.counters_now(self.api.connections());
+            let before = self.lineage().mark();
             let info = bucket::info(&self.api, &self.stream, until).await?;
             self.check_settings(&info, counters)?;
-            self.lineage().refresh(&info, self.now())?;
+            lineage::refresh(&mut self.lineage(), &info, before, self.now())?;
         }
         Ok(())
     }
@@ -525,14 +555,14 @@ impl NatsInner {
             let end = known.observations.takeover_at(holder.claim) - margin;
             HolderState {
                 by: Some(holder.by.clone()),
-                token: FencingToken::new(lineage.epoch, number),
+                token: FencingToken::new(lineage.epoch(), number),
                 held_for: age.map(|age| holder.held_for + Duration::from_nanos(age)),
                 lease_left: holder.lease.map(|_| end.since(now)),
                 revision: Some(known.sequence),
             }
         });
         let holders = holders.collect();
-        KeyState { key, space, holders, waiters: Vec::new(), version: known.version(now) }
+        KeyState { key, space, holders, waiters: Vec::new(), version: keys::version_of(known, now) }
     }
 }
 

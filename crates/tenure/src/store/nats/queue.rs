@@ -44,7 +44,7 @@ use self::place::NatsPlace;
 use super::api::{ApiDeadline, ApiError, KeyWrite, Message, WriteOutcome};
 use super::format;
 use super::inner::NatsInner;
-use super::keys::KnownKey;
+use super::keys::{self, KnownKey};
 use super::watch;
 use crate::store::{Answer, Claim, Contended, WaiterState};
 use crate::{Error, Result};
@@ -220,7 +220,7 @@ impl NatsInner {
                 return self.claim_now(claim, until).await;
             }
             RecordDecision::Write(_) => {
-                Contended { version: known.version(self.now()), ..Contended::default() }
+                Contended { version: keys::version_of(&known, self.now()), ..Contended::default() }
             }
             RecordDecision::Contended(holder) => self.contended(&known, holder),
         };

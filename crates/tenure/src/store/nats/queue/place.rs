@@ -20,7 +20,7 @@ use tokio::sync::watch::Receiver;
 
 use super::super::api::{ApiDeadline, KeyWrite, WriteOutcome};
 use super::super::format;
-use super::super::inner::{MAX_KNOWN_AGE, NatsInner, as_unknown};
+use super::super::inner::{NatsInner, as_unknown};
 use super::super::keys::KnownKey;
 use super::{RECORD_POLL_INTERVAL, TURN_TIMEOUT};
 use crate::store::{Answer, Claim, Grant, Identity, LeaseStart, Place, Waited};
@@ -230,7 +230,7 @@ impl NatsPlace {
 
     /// Next step for the record as it is known, with `ahead` waiters before us.
     fn next_step(&mut self, known: &KnownKey, ahead: usize, now: Time) -> WaiterStep {
-        let old = now.since(known.seen_at) >= MAX_KNOWN_AGE;
+        let old = !known.may_be_overwritten(now, self.inner.api.connections());
         if self.record_watch.is_none() && old && ahead > 0 {
             // We do not watch the record, and the known one is outdated: there is nothing to decide before the next
             // poll.
@@ -245,9 +245,7 @@ impl NatsPlace {
         if now < take_at {
             return WaiterStep::SleepUntil(take_at);
         }
-        // A bucket that was deleted and created again counts sequences from 1. A sequence that is known from the old
-        // bucket could by chance be that of another record in the new one, and our write would replace a record that
-        // we never saw.
+        // Its sequence may by now be that of another record: our write would replace a record that we never saw.
         if old {
             return WaiterStep::Read;
         }
