@@ -39,7 +39,7 @@ impl Server {
         Self::start_with(Some(services::faketime()?), "")
     }
 
-    fn start_with(faketime: Option<PathBuf>, settings: &str) -> Option<Self> {
+    pub(crate) fn start_with(faketime: Option<PathBuf>, settings: &str) -> Option<Self> {
         let programs = services::postgres_programs()?;
         let mut server = Self::prepare(programs, faketime);
         let access = "local all all trust\nhost all locked_out 127.0.0.1/32 scram-sha-256\n\
