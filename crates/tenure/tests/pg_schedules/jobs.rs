@@ -74,9 +74,9 @@ impl JobClient {
     /// Does one operation that the random numbers choose.
     pub(crate) async fn act(&mut self, random: &mut Random) {
         let draw = random.unit();
-        if self.jobs.is_empty() || draw < 0.4 {
+        if self.jobs.is_empty() || draw < 0.5 {
             return match random.unit() {
-                ..0.2 => self.enqueue(random).await,
+                ..0.1 => self.enqueue(random).await,
                 ..0.35 => self.sweep().await,
                 _ => self.claim().await,
             };
@@ -84,9 +84,9 @@ impl JobClient {
         let chosen = below(random, self.jobs.len());
         let KeptJob { grant, guard } = self.jobs.swap_remove(chosen);
         match draw {
-            ..0.65 => self.complete(grant, guard).await,
-            ..0.85 => self.complete_with_effect(grant, guard).await,
-            ..0.92 => {
+            ..0.6 => self.complete(grant, guard).await,
+            ..0.75 => self.complete_with_effect(grant, guard).await,
+            ..0.88 => {
                 let delay = [Duration::ZERO, TTL / 2][below(random, 2)];
                 self.say("retries", &format!("job {} in {} s", guard.id(), delay.as_secs()));
                 let (ended, id) = (self.begin_return(grant), guard.id().to_owned());

@@ -155,7 +155,8 @@ impl LockClient {
         match renewed {
             Ok(_) => {
                 let deadline = self.lease.deadline(sent, now);
-                record.referee().renewed(grant, deadline, now);
+                let execution = record.execution_of(number);
+                record.referee().renewed(grant, deadline, execution, now);
                 record.note_client(number, if valid { "has renewed" } else { "was too late" }, key);
             }
             Err(error) if matches!(error.kind(), ErrorKind::NotHeld | ErrorKind::Lost) => {

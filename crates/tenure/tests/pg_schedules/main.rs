@@ -29,12 +29,13 @@ use pair::ServerPair;
 const SLICE: Duration = Duration::from_secs(25);
 
 /// First seed and number of seeds: `TENURE_SOAK_POSTGRES="FIRST COUNT"`. By default a random seed, and as many as fit
-/// into [`SLICE`].
-fn seeds() -> (u64, Option<u64>) {
+/// into [`SLICE`]. A third word prints the timeline of every seed.
+fn seeds() -> (u64, Option<u64>, bool) {
     let text = std::env::var("TENURE_SOAK_POSTGRES").unwrap_or_default();
-    let mut numbers = text.split_whitespace().map(|number| number.parse().unwrap());
-    let first = numbers.next().unwrap_or_else(|| getrandom::u64().unwrap() >> 32);
-    (first, numbers.next())
+    let mut words = text.split_whitespace();
+    let mut number = || words.next().map(|word| word.parse::<u64>().unwrap());
+    let first = number().unwrap_or_else(|| getrandom::u64().unwrap() >> 32);
+    (first, number(), words.next().is_some())
 }
 
 #[test]
@@ -42,15 +43,18 @@ fn seeded_schedules_keep_the_promises() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     tokio::task::LocalSet::new().block_on(&runtime, async {
         let Some(mut pair) = ServerPair::start().await else { return };
-        let (first, count) = seeds();
+        let (first, count, timelines) = seeds();
         say(&format!("seeds from {first}"));
         let begun = Instant::now();
         let (mut done, mut steps, mut statements) = (0, 0, 0);
         while count.map_or(begun.elapsed() < SLICE, |count| done < count) {
             match run::run(&mut pair, first + done).await {
-                Ok(counts) => {
-                    steps += counts.steps;
-                    statements += counts.statements;
+                Ok(report) => {
+                    steps += report.steps;
+                    statements += report.statements;
+                    if timelines {
+                        say(&format!("seed {}\n{}", first + done, report.timeline));
+                    }
                 }
                 Err(failure) => panic!("after {done} seeds\n{failure}"),
             }

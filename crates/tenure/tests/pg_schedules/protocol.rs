@@ -150,3 +150,11 @@ pub(crate) fn short(sql: &str) -> String {
 pub(crate) fn is_heartbeat(sql: &str) -> bool {
     short(sql) == "heartbeat"
 }
+
+/// True for statements that only prepare others.
+pub(crate) fn is_question(sql: &str) -> bool {
+    matches!(
+        &*short(sql),
+        "greeting" | "epoch" | "existing" | "settled?" | "unanswered?" | "effect"
+    ) || sql.starts_with("BEGIN")
+}

@@ -217,7 +217,9 @@ impl Referee {
         number
     }
 
-    pub(crate) fn renewed(&mut self, number: usize, deadline: Time, now: Time) {
+    /// Judges a renewal that was granted by this execution.
+    pub(crate) fn renewed(&mut self, number: usize, deadline: Time, execution: u64, now: Time) {
+        self.judge_renewal(number, execution);
         // A hold whose deadline has passed stays lost.
         if self.is_valid(number, now) {
             self.grants[number].deadline = deadline;
@@ -242,10 +244,18 @@ impl Referee {
         now < grant.deadline && !self.may_be_lost(grant.execution)
     }
 
-    /// True if a client has valid holds.
-    pub(crate) fn holds(&self, client: usize, now: Time) -> bool {
-        let own = |number: &&usize| self.grants[**number].client == client;
-        self.held.iter().filter(own).any(|number| self.is_valid(*number, now))
+    /// True if a client has holds, be they valid or not.
+    pub(crate) fn holds(&self, client: usize) -> bool {
+        self.held.iter().any(|number| self.grants[*number].client == client)
+    }
+
+    /// Judges all jobs again: heartbeats move their deadlines.
+    pub(crate) fn judge_jobs(&mut self, now: Time) {
+        for number in self.held.clone() {
+            if self.grants[number].job.is_some() && self.is_valid(number, now) {
+                self.judge_overlap(number, now);
+            }
+        }
     }
 
     /// Largest token of a key.
@@ -271,6 +281,30 @@ impl Referee {
     /// True if an answer from this execution may have been lost afterwards.
     pub(crate) fn may_be_lost(&self, execution: u64) -> bool {
         execution <= self.lost_until
+    }
+
+    /// A renewal must fail once the key has another holder that excludes this one.
+    fn judge_renewal(&mut self, number: usize, execution: u64) {
+        let grant = &self.grants[number];
+        let alone = |grant: &AckedGrant| grant.sharing == Sharing::Alone;
+        let later = self.grants.iter().find(|other| {
+            other.key == grant.key
+                && (alone(other) || alone(grant))
+                && other.token > grant.token
+                && other.execution < execution
+                && !self.may_be_lost(other.execution)
+        });
+        if let Some(later) = later {
+            let text = format!(
+                "client {} renewed {} under token {} after client {} got token {}",
+                grant.client,
+                grant.key,
+                show(grant.token),
+                later.client,
+                show(later.token)
+            );
+            self.violations.push(text);
+        }
     }
 
     fn judge_overlap(&mut self, number: usize, now: Time) {

@@ -18,17 +18,17 @@ use crate::schedule::{OrderSender, Scheduler};
 use crate::turnstile::{EventSender, TurnEvent, Turnstile};
 
 /// Jobs at the beginning of a run.
-const JOBS: usize = 3;
+const JOBS: usize = 2;
 
-/// Counts of a run.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct RunCounts {
+/// Report on a run that broke no promise.
+pub(crate) struct RunReport {
     pub(crate) steps: u64,
     pub(crate) statements: u64,
+    pub(crate) timeline: String,
 }
 
 /// Runs a seed. Fails with the broken promises and the timeline.
-pub(crate) async fn run(pair: &mut ServerPair, seed: u64) -> Result<RunCounts, String> {
+pub(crate) async fn run(pair: &mut ServerPair, seed: u64) -> Result<RunReport, String> {
     let plan = Plan::draw(seed);
     let record = Rc::new(RunRecord::new());
     if plan.promotion.is_some() {
@@ -51,7 +51,7 @@ pub(crate) async fn run(pair: &mut ServerPair, seed: u64) -> Result<RunCounts, S
         scheduler.add_client(order);
     }
     scheduler.run().await;
-    let counts = RunCounts { steps: scheduler.steps, statements: record.executions() };
+    let (steps, statements) = (scheduler.steps, record.executions());
     drop((clients, scheduler));
     if plan.promotion.is_some() {
         pair.end_replication().await;
@@ -61,7 +61,7 @@ pub(crate) async fn run(pair: &mut ServerPair, seed: u64) -> Result<RunCounts, S
     }
     pair.run(&format!("DROP SCHEMA {} CASCADE", plan.schema())).await;
     match &record.violations()[..] {
-        [] => Ok(counts),
+        [] => Ok(RunReport { steps, statements, timeline: record.timeline() }),
         violations => Err(format!(
             "seed {seed}: {plan:?}\n{}\n{}\nrun it again: cargo xtask soak postgres -- {seed} 1",
             record.timeline(),

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::locks::{TTL, below};
 use crate::pair::ServerPair;
 use crate::plan::{Plan, Promotion, Work};
-use crate::protocol::{is_heartbeat, short};
+use crate::protocol::{is_heartbeat, is_question, short};
 use crate::referee::RunRecord;
 use crate::turnstile::{Line, ReplySummary, ReplyVerdict, StatementVerdict, TurnEvent, Turnstile};
 
@@ -132,6 +132,8 @@ impl<'a> Scheduler<'a> {
             let Some(step) = self.draw() else { break };
             self.steps += 1;
             self.take(step).await;
+            let now = self.record.now();
+            self.record.referee().judge_jobs(now);
         }
         self.turnstile.open();
     }
@@ -144,8 +146,8 @@ impl<'a> Scheduler<'a> {
                 steps.push((Step::Begin(number), 2.0));
             }
         }
-        let faults = self.plan.connection_faults;
-        for line in self.statements.keys() {
+        for (line, held) in &self.statements {
+            let faults = self.plan.connection_faults * share_of_faults(&held.sql);
             steps.push((Step::Statement(*line, StatementVerdict::Pass), 4.0));
             steps.push((Step::Statement(*line, StatementVerdict::Cut), faults));
             steps.push((Step::Statement(*line, StatementVerdict::Delay), faults));
@@ -153,7 +155,8 @@ impl<'a> Scheduler<'a> {
                 steps.push((Step::CrashDuring(*line), 0.02));
             }
         }
-        for line in self.replies.keys() {
+        for (line, held) in &self.replies {
+            let faults = self.plan.connection_faults * share_of_faults(&held.sql);
             steps.push((Step::Reply(*line, ReplyVerdict::Deliver), 4.0));
             steps.push((Step::Reply(*line, ReplyVerdict::Cut), 2.0 * faults));
         }
@@ -161,10 +164,10 @@ impl<'a> Scheduler<'a> {
             return None;
         }
         if self.plan.heartbeats && self.plan.work == Work::Jobs {
-            let (now, referee) = (self.record.now(), self.record.referee());
+            let (referee, faults) = (self.record.referee(), self.plan.connection_faults);
             for (number, client) in self.clients.iter().enumerate() {
-                if client.beats && referee.holds(number, now) {
-                    steps.push((Step::Beat(number, BeatFate::Answered), 1.0));
+                if client.beats && referee.holds(number) {
+                    steps.push((Step::Beat(number, BeatFate::Answered), 1.5));
                     steps.push((Step::Beat(number, BeatFate::ReplyLost), faults / 4.0));
                     steps.push((Step::Beat(number, BeatFate::Lost), faults / 4.0));
                     steps.push((Step::Beat(number, BeatFate::Delayed), faults / 2.0));
@@ -451,6 +454,11 @@ impl<'a> Scheduler<'a> {
     fn note(&self, line: Line, sql: &str, effect: &str) {
         self.record.note_client(line.0, &format!("  {} [{}]", short(sql), line.1), effect);
     }
+}
+
+/// Most connection faults go to statements that may write: a lost question is asked again, and changes nothing.
+fn share_of_faults(sql: &str) -> f64 {
+    if is_question(sql) { 0.1 } else { 1.0 }
 }
 
 fn take<T>(held: &mut BTreeMap<Line, T>, line: Line) -> T {
