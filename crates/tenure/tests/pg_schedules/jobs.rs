@@ -25,6 +25,8 @@ pub(crate) struct JobClient {
     /// Guards of jobs whose outcome is recorded. Dropping one sends a request, so they are kept until the run is over.
     settled: Vec<JobGuard>,
     claims: u128,
+    /// The last claim got no answer.
+    unclear: bool,
 }
 
 struct KeptJob {
@@ -68,11 +70,16 @@ impl JobClient {
             jobs: Vec::new(),
             settled: Vec::new(),
             claims: 0,
+            unclear: false,
         })
     }
 
     /// Does one operation that the random numbers choose.
     pub(crate) async fn act(&mut self, random: &mut Random) {
+        // A worker whose claim failed claims again.
+        if self.unclear && random.chance(0.8) {
+            return self.claim().await;
+        }
         let draw = random.unit();
         if self.jobs.is_empty() || draw < 0.5 {
             return match random.unit() {
@@ -148,7 +155,9 @@ impl JobClient {
     /// known.
     async fn claim(&mut self) {
         self.say("claims a job", "");
-        let guard = match self.queue.claim().await {
+        let claimed = self.queue.claim().await;
+        self.unclear = claimed.is_err();
+        let guard = match claimed {
             Ok(Some(guard)) => guard,
             Ok(None) => return self.say("finds no job", ""),
             Err(error) => return self.unanswered(&error),

@@ -61,7 +61,7 @@ impl Plan {
             pooled: random.chance(0.4),
             // A commit that does not wait for the standby may be lost with the primary.
             lazy: random.chance(0.5) && promotion.is_none(),
-            connection_faults: [0.0, 0.15, 0.5][below(random, 3)],
+            connection_faults: [0.0, 0.15, 0.5, 0.5][below(random, 4)],
             skips: [0.1, 0.5, 1.5][below(random, 3)],
             crashes: u32::from(random.chance(0.3)) + u32::from(random.chance(0.1)),
             heartbeats: random.chance(0.5),
