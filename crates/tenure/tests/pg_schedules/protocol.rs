@@ -132,7 +132,7 @@ const STATEMENTS: &[(&str, &str)] = &[
     ("SET completed_at = clock_timestamp()", "complete"),
     ("SET failed_at = clock_timestamp()", "fail"),
     ("SET error_message = $4", "retry"),
-    ("<> ALL ($2::text[])", "unanswered?"),
+    ("t.id::text, t.lease_token FROM", "unanswered?"),
     ("attempts = greatest(t.attempts - 1, 0) FROM unnest", "clean up"),
     ("attempts = greatest(t.attempts - 1, 0)", "release job"),
     ("t.unique_key = ANY", "existing"),

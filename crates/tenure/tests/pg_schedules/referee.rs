@@ -252,7 +252,9 @@ impl Referee {
     /// Judges all jobs again: heartbeats move their deadlines.
     pub(crate) fn judge_jobs(&mut self, now: Time) {
         for number in self.held.clone() {
-            if self.grants[number].job.is_some() && self.is_valid(number, now) {
+            // Each pair is judged from both sides: the first finding is enough.
+            let judged = self.violations.is_empty() && self.grants[number].job.is_some();
+            if judged && self.is_valid(number, now) {
                 self.judge_overlap(number, now);
             }
         }
