@@ -84,7 +84,12 @@ impl JobClient {
         if self.jobs.is_empty() || draw < 0.5 {
             return match random.unit() {
                 ..0.1 => self.enqueue(random).await,
-                ..0.35 => self.sweep().await,
+                ..0.2 => self.sweep().await,
+                // By default a worker sweeps before most of its claims.
+                ..0.65 => {
+                    self.sweep().await;
+                    self.claim().await;
+                }
                 _ => self.claim().await,
             };
         }

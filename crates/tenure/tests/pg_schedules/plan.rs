@@ -50,15 +50,17 @@ impl Plan {
         let random = &mut Random::new(random.bits());
         let promotion = match random.unit() {
             ..0.06 => Some(Promotion::Synchronous),
-            ..0.11 => Some(Promotion::Lossy { cut_off: false }),
+            ..0.13 => Some(Promotion::Lossy { cut_off: false }),
             _ => None,
         };
+        // Only a connection that outlives its server meets the next one with an old epoch.
+        let lossy = matches!(promotion, Some(Promotion::Lossy { .. }));
         Self {
             seed,
             work: if random.chance(0.5) { Work::Locks } else { Work::Jobs },
             clients: 2 + below(random, 3),
             operations: 6 + below(random, 14),
-            pooled: random.chance(0.4),
+            pooled: random.chance(if lossy { 0.8 } else { 0.4 }),
             // A commit that does not wait for the standby may be lost with the primary.
             lazy: random.chance(0.5) && promotion.is_none(),
             connection_faults: [0.0, 0.15, 0.5, 0.5][below(random, 4)],
