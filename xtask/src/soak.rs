@@ -41,6 +41,16 @@ const SOAKS: &[Entry] = &[
         },
     },
     Entry {
+        name: "postgres",
+        about: "real statements on PostgreSQL in seeded order, with crashes and fail-overs: never two holders (-- FIRST COUNT)",
+        run: |rest| {
+            let seeds = if rest.is_empty() { "0 2000".to_owned() } else { rest.join(" ") };
+            let mut cargo = stores_test("pg_schedules");
+            cargo.args(["seeded", "--", "--nocapture"]).env("TENURE_SOAK_POSTGRES", seeds);
+            command::show(&mut cargo)
+        },
+    },
+    Entry {
         name: "restarts",
         about: "the lock server killed with -9 under load, 200 times: never two holders (-- COUNT)",
         run: |rest| {

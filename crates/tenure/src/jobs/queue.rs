@@ -540,7 +540,20 @@ impl QueueShared {
         let known = self.holds.ids();
         let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 2] =
             [(&self.db.worker, Type::TEXT), (&known, Type::TEXT_ARRAY)];
-        self.db.ask(&self.sql.clean_up, &parameters, self.db.by()).await?;
+        let (rows, _) = self.db.ask(&self.sql.unanswered, &parameters, self.db.by()).await?;
+        if !rows.is_empty() {
+            // In the order of ids, as in `complete_named`.
+            let mut names: Vec<(&str, i64)> =
+                rows.iter().map(|row| (row.get(1), row.get(2))).collect();
+            names.sort_unstable();
+            let (ids, numbers): (Vec<&str>, Vec<i64>) = names.into_iter().unzip();
+            let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] = [
+                (&ids, Type::TEXT_ARRAY),
+                (&numbers, Type::INT8_ARRAY),
+                (&self.db.worker, Type::TEXT),
+            ];
+            self.db.ask(&self.sql.clean_up, &parameters, self.db.by()).await?;
+        }
         self.unanswered_claim.store(false, Ordering::Relaxed);
         drop(exclusive);
         Ok(())

@@ -55,6 +55,7 @@ pub(super) struct JobStatements {
     pub(super) cancel: String,
     pub(super) remove: String,
     pub(super) notify: String,
+    pub(super) unanswered: String,
     pub(super) clean_up: String,
     pub(super) pending: String,
 }
@@ -101,10 +102,11 @@ impl JobStatements {
                  AND NOT ({OPEN} AND coalesce(t.locked_by <> '{DELAYED_HOLDER}' AND t.locked_until > clock_timestamp(), false)) \
                  RETURNING {NOW}, {DURABLE}"
             ),
-            clean_up: format!(
-                "UPDATE {table} AS t SET locked_until = NULL, locked_by = NULL, attempts = greatest(t.attempts - 1, 0) \
-                 WHERE {OPEN} AND t.locked_by = $1 AND t.id::text <> ALL ($2::text[]) RETURNING {NOW}"
+            unanswered: format!(
+                "SELECT {NOW}, t.id::text, t.lease_token FROM {table} AS t \
+                 WHERE {OPEN} AND t.locked_by = $1 AND t.id::text <> ALL ($2::text[])"
             ),
+            clean_up: clean_up(&table, id),
             pending: format!(
                 "SELECT {NOW}, EXISTS (SELECT FROM {table} AS t WHERE {OPEN} AND t.locked_by IS NULL) \
                      OR EXISTS (SELECT FROM {table} AS t WHERE {OPEN} AND t.locked_by = '{DELAYED_HOLDER}' AND t.attempts > 0)"
@@ -220,6 +222,18 @@ fn releasing(table: &str, id: &str) -> String {
     format!(
         "UPDATE {table} AS t SET locked_until = NULL, locked_by = NULL, attempts = greatest(t.attempts - 1, 0) \
          WHERE {ours} RETURNING {NOW}"
+    )
+}
+
+/// Releases jobs that a claim without an answer has locked: `$1` ids, `$2` tokens, `$3` the worker.
+///
+/// The tokens matter: this statement may itself get no answer, and be executed after a later claim of the same worker.
+/// Without them it would release the job of that claim, which the worker is working on.
+fn clean_up(table: &str, id: &str) -> String {
+    format!(
+        "UPDATE {table} AS t SET locked_until = NULL, locked_by = NULL, attempts = greatest(t.attempts - 1, 0) \
+         FROM unnest($1::text[]::{id}[], $2::int8[]) AS a (id, token) \
+         WHERE t.id = a.id AND t.lease_token = a.token AND t.locked_by = $3 AND {OPEN} RETURNING {NOW}"
     )
 }
 

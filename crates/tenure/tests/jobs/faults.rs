@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use tenure::jobs::{CheckpointClaim, Checkpoints, JobState, Options};
+use tenure::jobs::{CheckpointClaim, Checkpoints, JobState, Options, Queue};
 use tenure::{ErrorKind, Loss};
 
+use crate::link::{Link, Mode};
 use crate::server::Server;
 use crate::services;
 use crate::support::{LEASE, Process, Scene, fill, job, state, until, with_scene};
@@ -107,6 +108,77 @@ fn a_claim_that_is_answered_after_its_deadline_is_given_back_and_not_worked_on()
         let told = scene.told();
         assert!(!told.contains("claimed false"), "a worker had what was lost already: {told}");
         assert!(told.contains("held, attempt 1"), "{told}");
+    });
+}
+
+/// Makes the next update of jobs wait at the server until this advisory lock is free.
+async fn hold_updates(db: &tokio_postgres::Client, lock: i64) {
+    let wait = format!(
+        "CREATE TABLE waits (armed boolean); INSERT INTO waits VALUES (true);
+         SELECT pg_advisory_lock({lock});
+         CREATE FUNCTION wait_once() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
+             IF (SELECT armed FROM waits) THEN PERFORM pg_advisory_xact_lock_shared({lock}); END IF;
+             RETURN NULL; END$$;
+         ALTER FUNCTION wait_once() SET search_path FROM CURRENT;
+         CREATE TRIGGER wait_once BEFORE UPDATE ON sync_jobs FOR EACH STATEMENT EXECUTE FUNCTION wait_once();"
+    );
+    db.batch_execute(&wait).await.unwrap();
+}
+
+/// The request of a client that gave up is executed late: the server waited for a lock, and did not notice.
+#[test]
+fn a_cleanup_that_is_executed_late_releases_no_job_that_was_claimed_since() {
+    let Some(url) = services::postgres() else { return };
+    with_scene(&url, async |scene| {
+        let link = Link::to(&scene.url).await;
+        let mut options = Options::default();
+        options.sweep_every = Duration::from_secs(3_600);
+        let queue = Queue::connect_with(&link.url, &scene.table(), options).await.unwrap();
+        let ids = fill(&queue, 1).await;
+        // The next sweep is in an hour: claims send no other update.
+        queue.sweep().await.unwrap();
+        let (db, lock) = (scene.connect().await, i64::from(std::process::id()) << 20 | 1);
+        let waits = async |count: i64| {
+            let sql = format!(
+                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
+                     AND classid = {} AND objid = {}",
+                lock >> 32,
+                lock & 0xffff_ffff
+            );
+            until("requests that wait", async || {
+                db.query_one(&sql, &[]).await.unwrap().get::<_, i64>(0) == count
+            })
+            .await;
+        };
+        let unlock = format!("SELECT pg_advisory_unlock({lock})");
+        // Twice in a row a request is executed after its client has lost the connection: a claim, then its cleanup.
+        hold_updates(&db, lock).await;
+        let lose_request = async || {
+            let claiming = tokio::spawn({
+                let queue = queue.clone();
+                async move { queue.claim().await.map(drop) }
+            });
+            waits(1).await;
+            link.set(Mode::Cut);
+            let error = claiming.await.unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+            link.set(Mode::Open);
+        };
+        lose_request().await;
+        db.batch_execute(&unlock).await.unwrap();
+        until("the claim", async || state(&queue, &ids[0]).await == JobState::Running).await;
+        db.batch_execute(&format!("SELECT pg_advisory_lock({lock})")).await.unwrap();
+        lose_request().await;
+
+        db.batch_execute("UPDATE waits SET armed = false").await.unwrap();
+        let job = queue.claim().await.unwrap().expect("it was cleaned up, and is available");
+        db.batch_execute(&unlock).await.unwrap();
+        waits(0).await;
+        let active = "SELECT count(*) = 0 FROM pg_stat_activity WHERE state = 'active' AND pid <> pg_backend_pid() \
+                      AND query LIKE 'UPDATE%' AND query LIKE '%' || current_schema() || '%'";
+        until("the late cleanup", async || db.query_one(active, &[]).await.unwrap().get(0)).await;
+        assert_eq!(state(&queue, &ids[0]).await, JobState::Running, "claimed, and valid");
+        job.complete().await.unwrap();
     });
 }
 

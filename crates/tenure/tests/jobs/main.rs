@@ -8,6 +8,9 @@ mod crowds;
 mod faults;
 mod glance;
 mod input;
+#[allow(dead_code, reason = "shared with the tests of advisory locks")]
+#[path = "../pg_advisory/link.rs"]
+mod link;
 mod plain;
 mod queue;
 mod schema;

@@ -39,7 +39,7 @@ impl Server {
         Self::start_with(Some(services::faketime()?), "")
     }
 
-    fn start_with(faketime: Option<PathBuf>, settings: &str) -> Option<Self> {
+    pub(crate) fn start_with(faketime: Option<PathBuf>, settings: &str) -> Option<Self> {
         let programs = services::postgres_programs()?;
         let mut server = Self::prepare(programs, faketime);
         let access = "local all all trust\nhost all locked_out 127.0.0.1/32 scram-sha-256\n\
@@ -69,7 +69,7 @@ impl Server {
         if let Some((user, group)) = user {
             chown(&folder, Some(user), Some(group)).unwrap();
         }
-        let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+        let port = free_port();
         Self { folder, programs, user, faketime, port, process: None }
     }
 
@@ -185,6 +185,13 @@ impl Drop for Server {
         self.down();
         fs::remove_dir_all(&self.folder).ok();
     }
+}
+
+/// A free port below those that the kernel gives to clients: while the server is down, no connection can take its port.
+fn free_port() -> u16 {
+    let port = || 15_000 + u16::try_from(getrandom::u64().unwrap() % 15_000).unwrap();
+    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    std::iter::repeat_with(port).take(1_000).find(free).expect("one of many ports is free")
 }
 
 fn run(command: &mut Command) {

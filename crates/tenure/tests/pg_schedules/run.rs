@@ -1,0 +1,234 @@
+//! One run: tables, clients and a schedule of one seed, and the judgement at its end.
+
+use std::rc::Rc;
+
+use tenure::jobs::{Queue, Schema};
+use tenure::store::{Answer, Mode};
+use tenure::{PgLeaseStore, Store as _};
+use tenure_core::Random;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use crate::jobs::{self, JobClient};
+use crate::locks::{self, LockClient, TTL};
+use crate::pair::{LAZY_ROLE, ServerPair};
+use crate::plan::{Plan, Work};
+use crate::referee::{AckedGrant, RunRecord, Sharing, show};
+use crate::schedule::{OrderSender, Scheduler};
+use crate::turnstile::{EventSender, TurnEvent, Turnstile};
+
+/// Jobs at the beginning of a run.
+const JOBS: usize = 2;
+
+/// Report on a run that broke no promise.
+pub(crate) struct RunReport {
+    pub(crate) steps: u64,
+    pub(crate) statements: u64,
+    pub(crate) timeline: String,
+}
+
+/// Runs a seed. Fails with the broken promises and the timeline.
+pub(crate) async fn run(pair: &mut ServerPair, seed: u64) -> Result<RunReport, String> {
+    let plan = Plan::draw(seed);
+    let record = Rc::new(RunRecord::new());
+    if plan.promotion.is_some() {
+        pair.replicate().await;
+    }
+    prepare(pair, &plan, &record).await;
+    let (sender, events) = mpsc::unbounded_channel();
+    let mut turnstile = Turnstile::new(pair.port(), plan.pooled, sender.clone());
+    let (mut clients, mut orders) = (Vec::new(), Vec::new());
+    for number in 0..plan.clients {
+        let role = if plan.lazy { LAZY_ROLE } else { "postgres" };
+        let port = turnstile.listen().await;
+        let url = format!("postgres://{role}@127.0.0.1:{port}/postgres?sslmode=disable");
+        let (order, task) = start_client(number, &url, &plan, &record, sender.clone());
+        orders.push(order);
+        clients.push(ClientTask(task));
+    }
+    let mut scheduler = Scheduler::new(pair, plan.clone(), Rc::clone(&record), turnstile, events);
+    for order in orders {
+        scheduler.add_client(order);
+    }
+    scheduler.run().await;
+    let (steps, statements) = (scheduler.steps, record.executions());
+    drop((clients, scheduler));
+    if plan.promotion.is_some() {
+        pair.end_replication().await;
+    }
+    if record.violations().is_empty() {
+        judge_end(pair, &plan, &record).await;
+    }
+    pair.run(&format!("DROP SCHEMA {} CASCADE", plan.schema())).await;
+    match &record.violations()[..] {
+        [] => Ok(RunReport { steps, statements, timeline: record.timeline() }),
+        violations => Err(format!(
+            "seed {seed}: {plan:?}\n{}\n{}\nrun it again: cargo xtask soak postgres -- {seed} 1",
+            record.timeline(),
+            violations.join("\n")
+        )),
+    }
+}
+
+/// Task of a client, which ends with the run.
+struct ClientTask(JoinHandle<()>);
+
+impl Drop for ClientTask {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn prepare(pair: &mut ServerPair, plan: &Plan, record: &RunRecord) {
+    let (url, schema) = (pair.url(), plan.schema());
+    pair.run(&format!("DROP SCHEMA IF EXISTS {schema} CASCADE")).await;
+    if plan.work == Work::Locks {
+        let store = PgLeaseStore::open(&format!("{url}?table={schema}.locks")).unwrap();
+        return store.apply_schema().await.unwrap();
+    }
+    Schema::of_queue(&format!("{schema}.jobs")).unwrap().apply(&url).await.unwrap();
+    pair.run(&format!("CREATE TABLE {schema}.effects (job bigint, token bigint)")).await;
+    let rows = format!(
+        "INSERT INTO {schema}.jobs (payload, max_attempts) SELECT '1', 1000 FROM generate_series(1, {JOBS}) \
+         RETURNING id::text"
+    );
+    // The rows exist before the run: no crash may undo them.
+    pair.run("SET synchronous_commit = on").await;
+    for row in pair.db().await.query(&rows, &[]).await.unwrap() {
+        record.referee().enqueued.push(row.get(0));
+    }
+    pair.run("SET synchronous_commit = off").await;
+}
+
+fn start_client(
+    number: usize,
+    url: &str,
+    plan: &Plan,
+    record: &Rc<RunRecord>,
+    events: EventSender,
+) -> (OrderSender, JoinHandle<()>) {
+    let (sender, mut orders) = mpsc::unbounded_channel::<Random>();
+    let (url, plan, record) = (url.to_owned(), plan.clone(), Rc::clone(record));
+    let task = tokio::task::spawn_local(async move {
+        let mut locks = None;
+        let mut jobs = None;
+        while let Some(mut random) = orders.recv().await {
+            match plan.work {
+                Work::Locks => {
+                    let url = format!("{url}&table={}.locks", plan.schema());
+                    let new = || LockClient::new(number, &url, Rc::clone(&record));
+                    locks.get_or_insert_with(new).act(&mut random).await;
+                }
+                Work::Jobs => {
+                    if jobs.is_none() {
+                        let connected =
+                            JobClient::connect(number, &url, &plan, Rc::clone(&record)).await;
+                        jobs = connected.ok();
+                    }
+                    match &mut jobs {
+                        Some(client) => client.act(&mut random).await,
+                        None => record.note_client(number, "cannot connect", ""),
+                    }
+                }
+            }
+            // The scheduler is gone at the end of a run.
+            let _ = events.send(TurnEvent::Ended { client: number });
+        }
+    });
+    (sender, task)
+}
+
+/// Judges what is left when all clients have gone and every lease is over.
+async fn judge_end(pair: &mut ServerPair, plan: &Plan, record: &RunRecord) {
+    record.skip(TTL * 3);
+    pair.run(&plan.aging(TTL * 3)).await;
+    match plan.work {
+        Work::Locks => judge_locks(pair, plan, record).await,
+        Work::Jobs => judge_jobs(pair, plan, record).await,
+    }
+}
+
+/// Every key can be claimed again, under a larger token.
+async fn judge_locks(pair: &mut ServerPair, plan: &Plan, record: &RunRecord) {
+    let url = format!("{}?table={}.locks", pair.url(), plan.schema());
+    let store = PgLeaseStore::open(&url).unwrap();
+    for (nth, key) in locks::keys().enumerate() {
+        let claim = locks::claim(key, locks::mode_of(key), nth as u128, "the referee");
+        match store.claim(&claim, TTL).await {
+            Ok(Answer::Granted(grant)) => {
+                let alone = claim.mode == Mode::Exclusive;
+                let sharing =
+                    if alone { Sharing::Alone } else { Sharing::WithOthers { most: usize::MAX } };
+                let acked = AckedGrant {
+                    client: plan.clients,
+                    key: key.to_owned(),
+                    sharing,
+                    claim: claim.id,
+                    token: grant.token,
+                    execution: record.count_execution(),
+                    attempts: 1,
+                    job: None,
+                    deadline: record.now() + TTL,
+                };
+                record.granted(acked);
+            }
+            other => {
+                let text = format!("{key} is not free after all leases have ended: {other:?}");
+                record.violate(text);
+            }
+        }
+    }
+}
+
+/// Every job that is left can be claimed and completed, and no acknowledged completion is undone or repeated.
+async fn judge_jobs(pair: &mut ServerPair, plan: &Plan, record: &RunRecord) {
+    let (url, schema) = (pair.url(), plan.schema());
+    let table = format!("{schema}.jobs");
+    let queue = Queue::connect_with(&url, &table, jobs::options(false)).await.unwrap();
+    queue.sweep().await.unwrap();
+    while let Some(guard) = queue.claim().await.unwrap() {
+        let (id, token) = (guard.id().to_owned(), guard.fencing_token());
+        let newest = record.referee().newest(&jobs::key(&id));
+        if newest.is_some_and(|newest| newest >= token) {
+            let (token, newest) = (show(token), newest.map(show));
+            record.violate(format!("job {id}: the token {token} comes after {newest:?}"));
+        }
+        if record.referee().completed.contains_key(&id) {
+            record.violate(format!("job {id} was completed, and is claimed again at the end"));
+        }
+        guard.complete().await.unwrap();
+    }
+    let db = pair.db().await;
+    let rows = format!("SELECT id::text, completed_at IS NOT NULL, lease_token FROM {table}");
+    let rows = db.query(&rows, &[]).await.unwrap();
+    for row in &rows {
+        let (id, completed): (&str, bool) = (row.get(0), row.get(1));
+        if !completed {
+            record.violate(format!("job {id} is neither completed nor available at the end"));
+        }
+    }
+    let known = |id: &String| rows.iter().any(|row| row.get::<_, &str>(0) == id);
+    let enqueued = record.referee().enqueued.clone();
+    for id in enqueued.iter().filter(|id| !known(id)) {
+        record.violate(format!("job {id} was enqueued, and is gone"));
+    }
+    let effects = format!(
+        "SELECT e.job::text, count(*), min(e.token), min(j.lease_token) \
+         FROM {schema}.effects AS e JOIN {table} AS j ON j.id = e.job GROUP BY e.job"
+    );
+    for row in db.query(&effects, &[]).await.unwrap() {
+        let (id, count, effect, last): (&str, i64, i64, i64) =
+            (row.get(0), row.get(1), row.get(2), row.get(3));
+        if count > 1 || effect != last {
+            record.violate(format!(
+                "job {id} has {count} effects, under {effect}; its last token is {last}"
+            ));
+        }
+        let acked = record.referee().completed.get(id).map(|token| token.number());
+        if acked.is_some_and(|acked| i64::try_from(acked) != Ok(effect)) {
+            record.violate(format!(
+                "job {id} has an effect under {effect}, and was completed under {acked:?}"
+            ));
+        }
+    }
+}
