@@ -197,3 +197,36 @@ fn after_a_crash_of_the_machine_nothing_is_granted_while_a_lease_may_run() {
     engine.handle_timeout(over);
     assert!(engine.output().0.starts_with(b"ok "));
 }
+
+#[test]
+fn after_ten_minutes_the_embargo_of_a_crash_still_covers_the_longest_lease() {
+    let mut server = Recorded::new();
+    let ann = server.client();
+    server.lock(ann, "l\nlong\n0 3600\n");
+    server.lock(ann, "l\nshort\n0 700\n");
+    // By now the bound is lowered, if the leases that run allow it.
+    server.pass(650);
+    let left = Duration::from_secs(3600 - 650);
+    let opened = open(&server.copy(), "another boot", server.now);
+    assert!(opened.embargo_until.unwrap() >= server.now + left, "{:?}", opened.embargo_until);
+}
+
+#[test]
+fn an_embargo_outlasts_a_clean_stop_whose_snapshot_is_lost() {
+    let mut server = Recorded::new();
+    let ann = server.client();
+    server.lock(ann, "l\nk\n0 60\n");
+    let (folder, now) = (server.copy(), server.now);
+    let crashed = open(&folder, "another boot", now);
+    let until = crashed.embargo_until.unwrap();
+    crashed.journal.close(now).unwrap();
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_name().to_str().unwrap().starts_with("snapshot-") {
+            std::fs::remove_file(entry.path()).unwrap();
+        }
+    }
+    let options = JournalOptions { accept_loss: true, ..JournalOptions::new(&folder) };
+    let opened = Journal::open(&options, "another boot", now, WALL).unwrap();
+    assert!(opened.embargo_until.unwrap() >= until, "{:?}", opened.embargo_until);
+}

@@ -186,6 +186,23 @@ fn a_parent_keeps_what_it_holds_when_a_copy_takes_locks() {
 }
 
 #[test]
+fn a_copy_neither_has_nor_releases_the_hold_of_its_parent() {
+    let _alone = alone();
+    let client = blocking::Client::connect(&server()).unwrap();
+    let guard = RefCell::new(Some(client.lock("parent").ttl(TTL).acquire().unwrap()));
+    let copy = Copy::run(|| {
+        let inherited = guard.take().unwrap();
+        let held = inherited.is_held();
+        let released = inherited.release().map_err(|error| error.kind());
+        format!("{held} {released:?}")
+    });
+    assert_eq!(copy.said(), "false Err(NotHeld)");
+    let guard = guard.take().unwrap();
+    assert!(guard.is_held());
+    guard.release().unwrap();
+}
+
+#[test]
 fn a_copy_that_drops_what_it_inherited_cuts_no_connection() {
     let Some(url) = services::postgres() else { return };
     let _alone = alone();
