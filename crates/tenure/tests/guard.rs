@@ -195,6 +195,22 @@ async fn ending_moves_on_with_every_renewal() {
 }
 
 #[tokio::test]
+async fn a_claim_that_is_repeated_for_a_caller_that_is_gone_does_not_wait() {
+    let world = World::new();
+    let holder = world.client.lock("a").ttl(TTL).acquire().await.unwrap();
+    world.faults.always(Op::Claim, Fault::LoseRequest);
+    let client = world.client.clone();
+    let waiting = tokio::spawn(async move { client.lock("a").ttl(TTL).acquire().await });
+    settle().await;
+    waiting.abort();
+    settle().await;
+    // The outcome of the claim is unknown, so it is repeated: to settle it, not to get the lock.
+    world.faults.heal();
+    world.pass(secs(1)).await;
+    assert_eq!(ready(holder.handoff_requested()), None, "it joined the queue");
+}
+
+#[tokio::test]
 async fn a_callback_that_panics_harms_nothing() {
     let world = World::new();
     let calls = Arc::new(AtomicU32::new(0));
