@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use tenure_core::Time;
 use tenure_core::table::Owner;
 use tenure_server::journal::{Journal, JournalOptions, OpenedJournal};
-use tenure_server::{Engine, Hangup, Settings};
+use tenure_server::{Engine, Hangup, RowHolder, Settings};
 
 const WALL: u64 = 1_700_000_000_000_000;
 /// Id of a claim of the extension; the last digit distinguishes claims.
@@ -103,16 +103,23 @@ fn open(folder: &Path, boot: &str, now: Time) -> OpenedJournal {
     Journal::open(&options, boot, now, WALL).unwrap()
 }
 
-/// Held keys: number of holders, identity, number and remaining lease of the first.
-fn holds(engine: &mut Engine, now: Time) -> Vec<(Box<[u8]>, u32, String, u64, Duration)> {
+/// A held key and its first holder.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct HeldKey {
+    key: Box<[u8]>,
+    holders: u32,
+    by: String,
+    number: u64,
+    left: Duration,
+}
+
+fn holds(engine: &mut Engine, now: Time) -> Vec<HeldKey> {
     let (rows, _) = engine.key_rows(0, 1_000, now);
-    let mut holds: Vec<_> = rows
-        .into_iter()
-        .filter_map(|row| {
-            let holder = row.holder?;
-            Some((row.key, row.held, holder.by, holder.number, holder.left))
-        })
-        .collect();
+    let held = rows.into_iter().filter_map(|row| {
+        let RowHolder { by, number, left, .. } = row.holder?;
+        Some(HeldKey { key: row.key, holders: row.held, by, number, left })
+    });
+    let mut holds: Vec<_> = held.collect();
     holds.sort();
     holds
 }
@@ -162,7 +169,7 @@ fn requests_of_the_extension_are_recorded() {
     let mut server = Recorded::new();
     let (ann, bob) = (server.greeted(), server.greeted());
     let token = server.lock(ann, &format!("x\nk\n{CLAIM}1 x 30000 queue bound ann\n"));
-    assert!(holds(&mut server.engine, server.now).iter().any(|(_, _, by, ..)| by == "ann"));
+    assert!(holds(&mut server.engine, server.now).iter().any(|held| held.by == "ann"));
     server.pass(10);
     assert_eq!(server.ask(ann, &format!("xn\nk\n{token} 60000\n")), "ok 60000 0\n");
     let queued = server.ask(bob, &format!("x\nk\n{CLAIM}2 x 40000 queue bound bob\n"));
@@ -174,7 +181,7 @@ fn requests_of_the_extension_are_recorded() {
     server.lock(ann, &format!("x\nk\n{CLAIM}3 s 30000 try detached ann\n"));
     server.hang_up(ann);
     assert_eq!(server.held(), 1, "detached");
-    let number = holds(&mut server.engine, server.now)[0].3;
+    let number = holds(&mut server.engine, server.now)[0].number;
     assert_eq!(server.ask(bob, &format!("brk\nk\n{number} stuck\n")), "ok\n");
     assert_eq!(server.held(), 0);
 }

@@ -111,16 +111,16 @@ impl Client {
         });
         // The number of requests stops growing when the server waits for this client. The thread may begin late.
         let least = server.metrics().counters.requests + 1_000;
-        let mut served = 0;
+        let mut before = 0;
         loop {
             for _ in 0..200 {
                 server.metrics();
             }
             let now = server.metrics().counters.requests;
-            if now == served && now > least {
+            if now == before && now > least {
                 return;
             }
-            served = now;
+            before = now;
         }
     }
 }
@@ -318,8 +318,8 @@ fn a_server_whose_journal_cannot_be_written_answers_no_grant_and_stops() {
     assert!(client.ask("l\nfirst\n0 600\n").starts_with("ok "));
     // The open segment has room for a few grants. The next segment cannot be created.
     std::fs::remove_dir_all(&data).unwrap();
-    let requests: String = (0..1_000).map(|key| format!("l\nkey-{key}\n0 600\n")).collect();
-    client.send(&requests);
+    let requests: Vec<String> = (0..1_000).map(|key| format!("l\nkey-{key}\n0 600\n")).collect();
+    client.send(&requests.concat());
     let mut replies = String::new();
     let _ = client.0.read_to_string(&mut replies);
     assert!(replies.lines().count() < 1_000, "all were answered");

@@ -129,7 +129,7 @@ async fn a_waiter_is_woken_by_a_change_of_the_key() {
     holder.release().await.unwrap();
     settle().await;
     assert!(waiting.is_finished(), "it waits for its timer, and no time passes");
-    waiting.await.unwrap().unwrap();
+    drop(waiting.await.unwrap().unwrap());
 }
 
 #[tokio::test]
