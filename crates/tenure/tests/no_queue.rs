@@ -1,12 +1,14 @@
-//! A store without a queue and without pushes to holders, as NATS is: waiters watch the key, and a holder learns of its
-//! loss by a renewal. The clock is moved by hand.
+//! A store without a queue and without pushes to holders, which counts its grants: as stores on foreign servers are.
+//! Waiters watch the key, and a holder learns of its loss by a renewal. The clock is moved by hand.
 
 use std::fmt;
 use std::future::pending;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tenure::election::Event;
 use tenure::store::{
     Answer, Capabilities, Claim, Handle, Hold, HoldEvent, KeepOpen, KeySpace, KeyState, QueueKind,
     Renewed, Store, Version,
@@ -16,8 +18,8 @@ use tenure::{Client, Clock, FencingToken, Key, Loss, ManualClock, MemoryStore, R
 /// A ttl of 6 s: margin 1 s, renewal every 2 s.
 const TTL: Duration = Duration::from_secs(6);
 
-#[derive(Clone, Debug)]
-struct NoQueue(MemoryStore);
+#[derive(Debug)]
+struct NoQueue(MemoryStore, AtomicU64);
 
 impl fmt::Display for NoQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -36,6 +38,7 @@ impl Store for NoQueue {
         Ok(match answer {
             Answer::Granted(mut grant) => {
                 grant.hold = Box::new(QuietHold(grant.hold));
+                grant.grants = Some(self.1.fetch_add(1, Ordering::Relaxed) + 1);
                 Answer::Granted(grant)
             }
             other => other,
@@ -108,7 +111,7 @@ impl Hold for QuietHold {
 
 fn world() -> (Client, ManualClock) {
     let (clock, hand) = Clock::manual();
-    let store = NoQueue(MemoryStore::with_clock(clock.clone()));
+    let store = NoQueue(MemoryStore::with_clock(clock.clone()), AtomicU64::new(0));
     (Client::with_store(Arc::new(store)).with_clock(clock), hand)
 }
 
@@ -144,4 +147,33 @@ async fn a_refused_renewal_is_a_loss_before_the_deadline() {
     settle().await;
     assert!(!guard.is_held(), "the renewal was refused");
     assert_eq!(guard.lost().await.reason, Loss::Taken);
+}
+
+#[tokio::test]
+async fn a_leader_that_recovers_after_another_leader_reports_the_loss() {
+    let (client, hand) = world();
+    let election = client.election("a").reconnect_grace(TTL * 10).build().unwrap();
+    let mut events = election.events();
+    election.start().await.unwrap();
+    settle().await;
+    let token = election.fencing_token().unwrap();
+    // The hold ends, and another client has the key for a moment. The leader learns of it by its next renewal.
+    client.store().evict(&Key::new("a").unwrap(), token, "stuck").await.unwrap();
+    client.lock("a").try_acquire().await.unwrap().release().await.unwrap();
+    for _ in 0..100 {
+        hand.advance(Duration::from_millis(250));
+        settle().await;
+    }
+    assert!(election.is_leader() && election.fencing_token() > Some(token));
+    let lost = async {
+        while let Some(event) = events.next().await {
+            if let Event::Lost(_) = event {
+                return true;
+            }
+        }
+        false
+    };
+    election.shutdown(None).await.unwrap();
+    drop(election);
+    assert!(lost.await, "another leader was in between");
 }
