@@ -386,7 +386,7 @@ async fn keys_of_others_do_not_hide_ours() {
     let client = server.client().await;
     let _guard = client.lock("a b").acquire().await.expect("free");
     let _plain = client.lock("a").acquire().await.expect("free");
-    let space = tenure::store::KeySpace::Lock;
+    let space = KeySpace::Lock;
     let listed = client.store().list(space, "", None).await.expect("a page");
     let names: Vec<_> = listed.iter().map(|state| state.key.as_str()).collect();
     assert_eq!(names, ["a", "a b"]);
