@@ -203,6 +203,28 @@ fn a_copy_neither_has_nor_releases_the_hold_of_its_parent() {
 }
 
 #[test]
+fn a_copy_that_drops_a_hold_of_its_parent_does_not_end_it() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("file:{}", folder.path().join("store").display());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let client = runtime.block_on(tenure::Client::connect(&url)).unwrap();
+    let guard = runtime.block_on(client.lock("parent").acquire()).unwrap();
+    // With the runtime, its tasks are dropped, and with them the hold.
+    let inherited = RefCell::new(Some((runtime, guard)));
+    let copy = Copy::run(|| {
+        drop(inherited.take());
+        "dropped".to_owned()
+    });
+    assert_eq!(copy.said(), "dropped");
+    let (runtime, guard) = inherited.take().unwrap();
+    assert!(guard.is_held());
+    let error = runtime.block_on(client.lock("parent").try_acquire()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Held);
+    runtime.block_on(guard.release()).unwrap();
+}
+
+#[test]
 fn a_copy_that_drops_what_it_inherited_cuts_no_connection() {
     let Some(url) = services::postgres() else { return };
     let _alone = alone();
