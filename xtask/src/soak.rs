@@ -1,5 +1,6 @@
 //! `cargo xtask soak`: long runs, by name.
 
+mod mutations;
 pub(crate) mod upgrade;
 
 use std::process::{Command, ExitCode};
@@ -32,6 +33,11 @@ const SOAKS: &[Entry] = &[
         name: "model",
         about: "every state of the larger small-world model of keeper and table",
         run: |rest| example("small_world", rest),
+    },
+    Entry {
+        name: "mutations",
+        about: "wrong changes of the code: a test or a seed notices each (-- --help)",
+        run: mutations::run,
     },
     Entry {
         name: "nats",

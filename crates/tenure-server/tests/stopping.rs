@@ -50,3 +50,17 @@ fn a_client_that_does_not_read_is_closed_and_keeps_its_holds_while_the_server_st
     engine.hang_up(owner, Hangup::Aborted, late);
     assert_eq!(engine.metrics(late).sizes.holds, 1);
 }
+
+#[test]
+fn a_hold_that_ends_while_the_server_stops_passes_to_no_waiter() {
+    let mut engine = Engine::new(Settings::default(), None, 1, 1);
+    let now = Time::ZERO;
+    let [holder, waiter] = [(); 2].map(|()| engine.open(None, now).unwrap());
+    engine.receive(holder, b"l\nk\n0 60\n", now);
+    // Enqueued and not blocked: the client would never learn of a grant, because its `w` is refused from now on.
+    engine.receive(waiter, b"e\nk\n60\n", now);
+    engine.drain(now);
+    engine.hang_up(holder, Hangup::Finished, now);
+    engine.check();
+    assert_eq!(engine.metrics(now).sizes.holds, 0);
+}

@@ -25,6 +25,10 @@ pub use self::plan::{Fault, Link, Plan, ScheduledFault, ServerPlan, ServerPoint,
 pub use self::referee::ProductBreach;
 use self::timeline::Timeline;
 use self::world::World;
+use crate::shrink::shrink;
+
+/// Largest number of simpler plans that are tried.
+const MAX_PLANS: u32 = 2_000;
 
 /// Event counts of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -122,20 +126,16 @@ pub fn run(plan: Plan, record: bool) -> Result<ProductStats, Box<ProductViolatio
 }
 
 /// Finds a simpler plan with the same breach, as long as there is one, and records its timeline.
-fn simplify(mut violation: ProductViolation) -> ProductViolation {
-    'simpler: loop {
-        for plan in violation.plan.simpler() {
-            if let Err(simpler) = run(plan, false)
-                && simpler.breach == violation.breach
-            {
-                violation = *simpler;
-                continue 'simpler;
-            }
-        }
-        break;
-    }
-    match run(violation.plan.clone(), true) {
+fn simplify(violation: ProductViolation) -> ProductViolation {
+    let breach = violation.breach;
+    let simpler =
+        |plan: &Plan| plan.simpler().into_iter().map(|plan| (String::new(), plan)).collect();
+    let fails =
+        |plan: &mut Plan| run(plan.clone(), false).err().filter(|simpler| simpler.breach == breach);
+    let plan = violation.plan.clone();
+    let smallest = shrink(plan, Box::new(violation), simpler, fails, MAX_PLANS);
+    match run(smallest.case, true) {
         Err(recorded) => *recorded,
-        Ok(_) => violation,
+        Ok(_) => *smallest.failure,
     }
 }

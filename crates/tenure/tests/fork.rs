@@ -186,6 +186,45 @@ fn a_parent_keeps_what_it_holds_when_a_copy_takes_locks() {
 }
 
 #[test]
+fn a_copy_neither_has_nor_releases_the_hold_of_its_parent() {
+    let _alone = alone();
+    let client = blocking::Client::connect(&server()).unwrap();
+    let guard = RefCell::new(Some(client.lock("parent").ttl(TTL).acquire().unwrap()));
+    let copy = Copy::run(|| {
+        let inherited = guard.take().unwrap();
+        let held = inherited.is_held();
+        let released = inherited.release().map_err(|error| error.kind());
+        format!("{held} {released:?}")
+    });
+    assert_eq!(copy.said(), "false Err(NotHeld)");
+    let guard = guard.take().unwrap();
+    assert!(guard.is_held());
+    guard.release().unwrap();
+}
+
+#[test]
+fn a_copy_that_drops_a_hold_of_its_parent_does_not_end_it() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("file:{}", folder.path().join("store").display());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let client = runtime.block_on(tenure::Client::connect(&url)).unwrap();
+    let guard = runtime.block_on(client.lock("parent").acquire()).unwrap();
+    // With the runtime, its tasks are dropped, and with them the hold.
+    let inherited = RefCell::new(Some((runtime, guard)));
+    let copy = Copy::run(|| {
+        drop(inherited.take());
+        "dropped".to_owned()
+    });
+    assert_eq!(copy.said(), "dropped");
+    let (runtime, guard) = inherited.take().unwrap();
+    assert!(guard.is_held());
+    let error = runtime.block_on(client.lock("parent").try_acquire()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Held);
+    runtime.block_on(guard.release()).unwrap();
+}
+
+#[test]
 fn a_copy_that_drops_what_it_inherited_cuts_no_connection() {
     let Some(url) = services::postgres() else { return };
     let _alone = alone();

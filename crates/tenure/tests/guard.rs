@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tenure::conformance::{Fault, Faults, Op};
 use tenure::retry::{Retry, RetryContext};
-use tenure::{Client, Clock, ErrorKind, Guard, Loss, ManualClock, MemoryStore};
+use tenure::{Client, Clock, ErrorKind, Guard, Key, Loss, ManualClock, MemoryStore};
 
 /// A ttl of 6 s: margin 1 s, renewal every 2 s, requests within 1.5 s.
 const TTL: Duration = Duration::from_secs(6);
@@ -192,6 +192,42 @@ async fn ending_moves_on_with_every_renewal() {
     assert!(!poll(), "a moment is left");
     world.pass(NANO).await;
     assert!(poll() && guard.is_held(), "a second before the deadline");
+}
+
+#[tokio::test]
+async fn a_claim_that_is_repeated_for_a_caller_that_is_gone_does_not_wait() {
+    let world = World::new();
+    let holder = world.client.lock("a").ttl(TTL).acquire().await.unwrap();
+    world.faults.always(Op::Claim, Fault::LoseRequest);
+    let client = world.client.clone();
+    let waiting = tokio::spawn(async move { client.lock("a").ttl(TTL).acquire().await });
+    settle().await;
+    waiting.abort();
+    settle().await;
+    // The outcome of the claim is unknown, so it is repeated: to settle it, not to get the lock.
+    world.faults.heal();
+    world.pass(secs(1)).await;
+    assert_eq!(ready(holder.handoff_requested()), None, "it joined the queue");
+}
+
+#[tokio::test]
+async fn a_grant_that_ended_before_it_was_confirmed_is_claimed_again() {
+    let world = World::new();
+    let holder = world.client.lock("a").ttl(TTL).acquire().await.unwrap();
+    let client = world.client.clone();
+    let waiting = tokio::spawn(async move { client.lock("a").ttl(TTL).acquire().await });
+    settle().await;
+    world.faults.next(Op::Renew, Fault::Delay);
+    holder.release().await.unwrap();
+    settle().await;
+    let granted = world.client.inspect("a").await.unwrap().holders.remove(0).token;
+    let key = Key::new("a").unwrap();
+    world.client.store().evict(&key, granted, "before it is confirmed").await.unwrap();
+    // The confirmation arrives after half of its time limit, and is refused.
+    world.pass(secs(1)).await;
+    world.pass(secs(1)).await;
+    assert!(waiting.is_finished(), "it waits for a hold that has ended");
+    assert!(waiting.await.unwrap().unwrap().fencing_token() > granted);
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use tenure::once::{Once, OnceRequest};
+use tenure::store::KeySpace;
 use tenure::{Client, Clock, ErrorKind, MemoryStore};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -53,9 +54,7 @@ async fn each_slot_is_run_once() {
             assert_eq!((ran, again), (true, false), "{number} on {}", client.store());
             // Two periods later nothing is left of it on a store that counts leases; on the others a later one is there.
             if client.store().durable_notes().is_none() {
-                for state in
-                    client.store().list(tenure::store::KeySpace::Lock, "", None).await.unwrap()
-                {
+                for state in client.store().list(KeySpace::Lock, "", None).await.unwrap() {
                     let token = state.holders[0].token;
                     client
                         .store()
@@ -114,6 +113,27 @@ async fn a_clock_that_went_back_runs_nothing() {
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains("the clock of this host is behind"), "{error}");
         assert!(runs(hourly(&client, hour(9))).await, "nothing was changed");
+    }
+}
+
+#[tokio::test]
+async fn the_mark_of_a_run_outlasts_its_slot() {
+    let client = Client::connect("memory:once-mark").await.unwrap();
+    for retry in [false, true] {
+        assert!(runs(hourly(&client, hour(u32::from(retry))).retry(retry)).await);
+        let states = client.store().list(KeySpace::Lock, "", None).await.unwrap();
+        let shortest = states.iter().map(|state| state.holders[0].lease_left.unwrap()).min();
+        assert!(shortest.unwrap() > HOUR, "retry {retry}: {shortest:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_mark_of_the_far_future_blocks_nothing_where_marks_never_expire() {
+    for (_folder, client) in stores("future").await {
+        if client.store().durable_notes().is_some() {
+            assert!(runs(hourly(&client, hour(1_000))).await);
+            assert!(runs(hourly(&client, hour(1))).await);
+        }
     }
 }
 

@@ -332,6 +332,7 @@ mod tests {
         heart.admit(2, at(200), at(200));
         let request = heart.poll_request(at(240)).unwrap();
         assert_eq!(request.tickets, [1, 2]);
+        assert_eq!(request.limit, Duration::from_secs(10), "no longer than the first hold lasts");
         // The process was stopped past the first hold's deadline, and handles the answer before the timer.
         heart.answered(all(&request, RenewalOutcome::Renewed), at(250));
         let extended = RenewalEvent::Extended { ticket: 2, deadline: at(240 + 250) };

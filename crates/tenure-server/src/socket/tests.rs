@@ -155,19 +155,21 @@ fn blocked_connection_receives_all_bytes_later_and_in_order() {
         let (done, blocked) = (Progress::Done, Progress::Blocked);
         assert_eq!(progress, [(0, blocked), (1, done), (0, blocked), (1, done)]);
         assert_eq!(world.read(1, 8), &out[..8]);
-        // Queued behind the backlog.
+        // Queued behind the backlog, although the socket has room again.
+        let mut received = world.read(0, LARGE / 4);
         world.send(&out, &[(1, 0..1), (0, LARGE + 4..LARGE + 8)]);
         let owner = world.owners[0];
         let mut peer = world.peers[0].try_clone().unwrap();
         let reader = std::thread::spawn(move || {
-            let mut bytes = vec![0; LARGE + 8];
+            let mut bytes = vec![0; LARGE - LARGE / 4 + 8];
             peer.read_exact(&mut bytes).map(|()| bytes)
         });
         let registry = &world.network;
         while world.sockets.get_mut(owner).unwrap().flush(registry) == blocked {
             std::thread::yield_now();
         }
-        assert!(reader.join().unwrap().unwrap() == out, "the stream is not what was sent");
+        received.extend(reader.join().unwrap().unwrap());
+        assert!(received == out, "the stream is not what was sent");
     }
 }
 
@@ -186,4 +188,26 @@ fn broken_connection_does_not_stop_sends_to_others() {
         assert_eq!(world.read(0, 1), b"a");
         assert_eq!(world.read(1, 1), b"c");
     }
+}
+
+#[test]
+fn a_peer_that_does_not_read_is_given_up_when_its_backlog_is_full() {
+    const PIECE: usize = 4 << 20;
+    let mut world = World::new(1, false);
+    let out = vec![7; PIECE];
+    let progress = (0..16).map(|_| world.send(&out, &[(0, 0..PIECE)])[0].1);
+    let taken = progress.take_while(|progress| *progress != Progress::Broken).count();
+    // The buffers of both sockets take a few pieces as well.
+    let limit = MAX_BACKLOG_BYTES / PIECE;
+    assert!((limit..limit + 8).contains(&taken), "{taken} pieces");
+}
+
+#[test]
+fn an_event_of_an_earlier_connection_in_the_slot_is_ignored() {
+    let world = World::new(1, false);
+    let owner = world.owners[0];
+    let raw: usize = token(owner);
+    assert_eq!(world.sockets.owner(raw), Some(owner));
+    let earlier = raw ^ (INDEX_MASK + 1);
+    assert_eq!(world.sockets.owner(earlier), None);
 }

@@ -274,7 +274,10 @@ impl Referee {
         let early = |belief: &&Belief| {
             belief.token.number() == number && !belief.excused && belief.is_valid(now, local)
         };
-        self.beliefs.iter().find(early).map(|belief| format!("{belief} until {:?}", belief.deadline))
+        self.beliefs
+            .iter()
+            .find(early)
+            .map(|belief| format!("{belief} until {:?}", belief.deadline))
     }
 
     /// Checks the token of a hold that begins.

@@ -179,9 +179,10 @@ impl WireTap {
         let key = waiting.map(|(key, _)| key.clone()).or_else(|| key.map(str::to_owned))?;
         let queue = self.queues.entry(key.clone()).or_default();
         let place = queue.iter().position(|claim| claim.id == id);
-        let overtaken = (place != Some(0)).then(|| queue.first()).flatten().map(|first| {
-            format!("{key}: claim {id} was granted before claim {}", first.id)
-        });
+        let overtaken = (place != Some(0))
+            .then(|| queue.first())
+            .flatten()
+            .map(|first| format!("{key}: claim {id} was granted before claim {}", first.id));
         if let Some(place) = place {
             queue.remove(place);
         }

@@ -115,9 +115,8 @@ impl Keep {
                 let detached = match (outcome, hold.handle()) {
                     (Ok(()), Some(handle)) => {
                         let detached = hold.detach(about.lease.request_limit()).await;
-                        let lost = |error: Error| match error.is_refusal() {
-                            true => about.lost(Loss::Taken).into(),
-                            false => error,
+                        let lost = |error: Error| {
+                            if error.is_refusal() { about.lost(Loss::Taken).into() } else { error }
                         };
                         detached.map(|()| handle).map_err(lost)
                     }

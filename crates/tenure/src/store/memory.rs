@@ -222,7 +222,7 @@ impl Store for MemoryStore {
 mod tests {
     use super::*;
     use crate::Client;
-    use crate::store::{Grant, Mode};
+    use crate::store::{Grant, LeaseStart, Mode};
 
     const LIMIT: Duration = Duration::from_secs(1);
 
@@ -283,5 +283,41 @@ mod tests {
         let claim = claim("a", Mode::Exclusive, 1);
         let token = take(&store, &claim).await.token;
         assert_eq!(take(&store, &claim).await.token, token);
+    }
+
+    #[tokio::test]
+    async fn a_repeated_claim_renews_its_hold() {
+        let (clock, hand) = Clock::manual();
+        let store = MemoryStore::with_clock(clock);
+        let claim = claim("a", Mode::Exclusive, 1);
+        take(&store, &claim).await;
+        hand.advance(claim.ttl / 2);
+        // The lease counts from this request, so it must begin with it.
+        assert_eq!(take(&store, &claim).await.lease_start, LeaseStart::FromRequest);
+        let state = store.inspect(&claim.key, KeySpace::Lock).await.expect("shown");
+        assert_eq!(state.holders[0].lease_left, Some(claim.ttl));
+    }
+
+    #[tokio::test]
+    async fn a_change_wakes_watchers_although_no_time_passes() {
+        let (clock, _hand) = Clock::manual();
+        let store = MemoryStore::with_clock(clock);
+        let claim = claim("a", Mode::Exclusive, 1);
+        let seen = store.inspect(&claim.key, KeySpace::Lock).await.expect("shown").version;
+        let (watching, key) = (store.clone(), claim.key.clone());
+        let changed =
+            tokio::spawn(async move { watching.changed(&key, KeySpace::Lock, seen).await });
+        tokio::task::yield_now().await;
+        take(&store, &claim).await;
+        let woken = tokio::time::timeout(Duration::from_secs(20), changed).await;
+        woken.expect("woken").expect("no panic").expect("changed");
+    }
+
+    #[tokio::test]
+    async fn a_hold_that_is_dropped_with_its_task_is_released() {
+        let store = MemoryStore::new();
+        let attached = |id| Claim { detached: false, ..claim("a", Mode::Exclusive, id) };
+        drop(take(&store, &attached(1)).await);
+        take(&store, &attached(2)).await;
     }
 }

@@ -1,9 +1,11 @@
 //! The ways to acquire: try, wait if no other client waits, wait for the place as well. The timeout covers all of it.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use tenure::{Client, ErrorKind};
+use tenure::store::{Answer, Claim, Identity, LeaseStart, Mode};
+use tenure::{Client, ErrorKind, Key};
 
 use crate::fake::Fake;
 use crate::faults::{client, lock, until};
@@ -35,6 +37,40 @@ async fn a_try_is_contention_at_once_whether_the_lock_or_the_place_is_taken() {
     let error = lock(&two).try_acquire().await.expect_err("awaited");
     assert_eq!(error.kind(), ErrorKind::Contention, "{error}");
     drop((guard, waiting));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_write_of_a_release_makes_the_waiter_at_the_bell_the_owner() {
+    let fake = Fake::quick();
+    let guard = lock(&client(&fake).await).acquire().await.expect("free");
+    // A waiter that does not poll: it cannot take the lock by itself.
+    let bell = json!({"waiterId": "other", "leaseMs": 30_000, "lifeMs": 60_000});
+    fake.put(BELL, bell.to_string());
+    guard.release().await.expect("ours");
+    let record = fake.object(NAME).expect("a record");
+    assert_eq!(record["ownerId"], "other", "{record}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_repeated_claim_that_finds_its_grant_does_not_know_when_it_began() {
+    let fake = Fake::quick();
+    let store = Arc::clone(client(&fake).await.store());
+    let claim = Claim {
+        id: 7,
+        key: Key::new("k").expect("a key"),
+        mode: Mode::Exclusive,
+        ttl: Duration::from_secs(10),
+        by: Arc::new(Identity::default()),
+        queue: true,
+        fail_if_contended: false,
+        fair: false,
+        detached: false,
+    };
+    for expected in [LeaseStart::FromRequest, LeaseStart::FromConfirm] {
+        let answer = store.claim(&claim, Duration::from_secs(20)).await;
+        let Ok(Answer::Granted(grant)) = answer else { panic!("not granted: {answer:?}") };
+        assert_eq!(grant.lease_start, expected);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -252,13 +252,18 @@ async fn a_write_that_lands_late_is_settled_by_the_next_one() {
 /// A waiter is gone while the write is on its way by which it takes the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waiter_that_leaves_in_the_middle_of_its_write_leaves_nothing() {
-    for millis in [300, 1_500] {
+    let plain = json!({"ownerId": "py", "expiresAt": 9e9});
+    let with_bell = json!({"ownerId": "us", "expiresAt": 9e9, "leaseMs": 60_000, "fence": 1});
+    for (millis, owner) in [(300, &plain), (1_500, &plain), (300, &with_bell)] {
         let fake = Fake::quick();
         let one = client(&fake).await;
-        fake.put("p/k", json!({"ownerId": "py", "expiresAt": fake.now() + 60.0}).to_string());
+        fake.put("p/k", owner.to_string());
         let waiting = tokio::spawn(lock(&one).ttl(PATIENCE).acquire());
-        let named =
-            || fake.object("p/k").is_some_and(|record| record["waitingOwnerId"].is_string());
+        let named = || {
+            let record = fake.object("p/k");
+            record.is_some_and(|record| record["waitingOwnerId"].is_string())
+                || fake.object("p/k.bell").is_some()
+        };
         until("our mark", named).await;
         fake.next(Op::Write, "p/k", Fault::Delay(millis));
         fake.remove("p/k");
@@ -268,6 +273,26 @@ async fn a_waiter_that_leaves_in_the_middle_of_its_write_leaves_nothing() {
         let free = || fake.object("p/k").is_none_or(|record| record["expiresAt"] == 0.0);
         assert!(free(), "held for nobody: {:?}", fake.object("p/k"));
     }
+}
+
+/// An owner that read the bell before its waiter cleared it grants the lock to a waiter that is gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_that_crosses_the_departure_of_its_waiter_is_released() {
+    let fake = Fake::quick();
+    let one = client(&fake).await;
+    // A waiter that leaves waits for such a grant for as long as it polls, up to a limit.
+    let url = fake.store("p").replace("poll=20ms", "poll=1s");
+    let two = Client::connect(&url).await.expect("a good URL");
+    let guard = lock(&one).ttl(PATIENCE).acquire().await.expect("free");
+    let waiting = tokio::spawn(lock(&two).ttl(PATIENCE).acquire());
+    until("a bell", || fake.object("p/k.bell").is_some()).await;
+    fake.next(Op::Write, "p/k", Fault::Delay(50));
+    let released = tokio::spawn(guard.release());
+    until("a write on its way", || fake.is_quiet()).await;
+    waiting.abort();
+    released.await.expect("no panic").expect("ours");
+    let free = || fake.object("p/k").is_some_and(|record| record["expiresAt"] == 0.0);
+    until("a free lock", free).await;
 }
 
 /// Google promises of generations that they differ, not that they grow.

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure::store::{Answer, Claim, Grant, HoldEvent, Identity, LeaseStart, Mode, Waited};
+use tenure::store::{
+    Answer, Claim, Grant, HoldEvent, Identity, KeySpace, LeaseStart, Mode, Place, Waited,
+};
 use tenure::{Client, ErrorKind, FencingToken, Key, Loss, Store};
 
 use crate::script::{Peer, Script};
@@ -190,6 +192,66 @@ async fn a_lease_that_the_server_does_not_keep_is_refused() {
 }
 
 #[tokio::test]
+async fn a_renewal_for_less_than_the_ttl_is_refused() {
+    let script = Script::new().await;
+    let (store, mut peer) = connected(&script).await;
+    let mut hold = held(&store, &mut peer).await.hold;
+    let (renewed, ()) = tokio::join!(hold.renew(TTL, LIMIT), async {
+        peer.request().await;
+        peer.say("ok 1499 0").await;
+    });
+    assert_eq!(renewed.expect_err("shorter than asked").kind(), ErrorKind::Invalid);
+}
+
+/// A place in the queue that the script gave to claim 1.
+async fn queued(store: &Arc<dyn Store>, peer: &mut Peer) -> Box<dyn Place> {
+    let waiting = claim(1, true);
+    let (answer, ()) = tokio::join!(store.claim(&waiting, LIMIT), async {
+        peer.request().await;
+        peer.say("queued").await;
+    });
+    match answer {
+        Ok(Answer::Queued(place)) => place,
+        other => panic!("not queued: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_place_whose_connection_broke_is_neither_gone_nor_abandoned() {
+    let script = Script::new().await;
+    let (store, mut peer) = connected(&script).await;
+    let mut place = queued(&store, &mut peer).await;
+    // Not a reply of the protocol: the client gives the connection up, and the server may not have noticed.
+    peer.say("nonsense").await;
+    let error = place.wait(LIMIT).await.expect_err("the connection is broken");
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+    let error = place.abandon(LIMIT).await.expect_err("the server may have granted it");
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+}
+
+#[tokio::test]
+async fn a_grant_that_crosses_its_abandonment_is_not_taken() {
+    let script = Script::new().await;
+    let (store, mut peer) = connected(&script).await;
+    let mut place = queued(&store, &mut peer).await;
+    let (left, ()) = tokio::join!(place.abandon(LIMIT), async {
+        assert_eq!(peer.request().await[0], "xa");
+        peer.say("ok").await;
+    });
+    left.expect("abandoned");
+    // The reply to a later request shows that the push before it was read.
+    let key = Key::new("a b").expect("a key");
+    let (shown, ()) = tokio::join!(store.inspect(&key, KeySpace::Lock), async {
+        peer.request().await;
+        peer.say(&format!("! granted {:032x} {TOKEN} 1500", 1)).await;
+        peer.say("error").await;
+    });
+    shown.expect_err("an error was said");
+    let waited = place.wait(LIMIT).await;
+    assert!(matches!(waited, Ok(Waited::Gone)), "{waited:?}");
+}
+
+#[tokio::test]
 async fn several_addresses_are_for_one_server() {
     let (one, two) = (Script::new().await, Script::new().await);
     let url = format!("tenure://{},{}", one.address(), two.address());
@@ -324,7 +386,7 @@ async fn keys_of_others_do_not_hide_ours() {
     let client = server.client().await;
     let _guard = client.lock("a b").acquire().await.expect("free");
     let _plain = client.lock("a").acquire().await.expect("free");
-    let space = tenure::store::KeySpace::Lock;
+    let space = KeySpace::Lock;
     let listed = client.store().list(space, "", None).await.expect("a page");
     let names: Vec<_> = listed.iter().map(|state| state.key.as_str()).collect();
     assert_eq!(names, ["a", "a b"]);

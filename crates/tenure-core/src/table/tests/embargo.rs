@@ -46,6 +46,16 @@ fn any_operation_after_the_quiet_ends_it() {
 }
 
 #[test]
+fn an_embargo_is_extended_and_never_shortened() {
+    let mut table = table();
+    table.embargo_until(at(20));
+    table.embargo_until(at(10));
+    assert_eq!(table.poll_timeout(), Some(at(20)));
+    table.embargo_until(at(30));
+    assert_eq!(table.poll_timeout(), Some(at(30)));
+}
+
+#[test]
 fn restored_hold_stays_valid_through_the_embargo() {
     let mut table = table();
     let ann = table.connect();
