@@ -13,7 +13,15 @@ use crate::{command, repo};
 const SOAKS: &[Entry] = &[
     Entry {
         name: "sim",
-        about: "a million seeds of clients, stores and faults: never two holders (-- FIRST COUNT THREADS)",
+        about: "a million seeds of the product on simulated time, network and disk (-- FIRST COUNT THREADS)",
+        run: |rest| {
+            let all = ["0", "1000000", "2"].map(str::to_owned);
+            example("product", if rest.is_empty() { &all } else { rest })
+        },
+    },
+    Entry {
+        name: "rules",
+        about: "a million seeds of clients and models of stores: never two holders (-- FIRST COUNT THREADS)",
         run: |rest| {
             let all = ["0", "1000000", "2"].map(str::to_owned);
             example("soak", if rest.is_empty() { &all } else { rest })

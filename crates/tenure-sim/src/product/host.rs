@@ -34,6 +34,10 @@ const EVENTS: usize = 128;
 
 /// The machine of the server.
 #[derive(Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent states of a machine and its process"
+)]
 pub(super) struct Host {
     /// The server, unless it is down or in the middle of a step.
     pub(super) server: Option<Server<SimulatedNetwork>>,
@@ -225,7 +229,7 @@ impl World {
             Ok(Engine::restore(settings, Some(SECRET.as_bytes()), opened, opened_at))
         }));
         let engine = match started {
-            Err(payload) => return self.server_ended(payload, None),
+            Err(payload) => return self.server_ended(&*payload, None),
             Ok(Ok(Ok(engine))) => engine,
             Ok(Ok(Err(key))) => {
                 let key = String::from_utf8_lossy(&key).into_owned();
@@ -286,7 +290,7 @@ impl World {
             Ok(server.is_done())
         }));
         match step {
-            Err(payload) => self.server_ended(payload, Some(server)),
+            Err(payload) => self.server_ended(&*payload, Some(server)),
             Ok(Ok(false)) => {
                 let timeout = {
                     self.judging.set(true);
@@ -309,11 +313,11 @@ impl World {
                 note!(self, "server", "has stopped");
                 let finished = catch_unwind(AssertUnwindSafe(|| server.finish()));
                 match finished {
-                    Err(payload) => self.server_ended(payload, None),
-                    Ok(result) => self.server_exited(result, None),
+                    Err(payload) => self.server_ended(&*payload, None),
+                    Ok(result) => self.server_exited(&result, None),
                 }
             }
-            Ok(Err(error)) => self.server_exited(Err(error), Some(server)),
+            Ok(Err(error)) => self.server_exited(&Err(error), Some(server)),
         }
     }
 
@@ -332,8 +336,8 @@ impl World {
     }
 
     /// The process has exited by itself.
-    fn server_exited(&self, result: io::Result<()>, server: Option<Server<SimulatedNetwork>>) {
-        if let Err(error) = &result {
+    fn server_exited(&self, result: &io::Result<()>, server: Option<Server<SimulatedNetwork>>) {
+        if let Err(error) = result {
             note!(self, "server", "exits: {error}");
         }
         drop(server);
@@ -348,7 +352,7 @@ impl World {
     }
 
     /// The process was killed, its machine crashed, or it panicked.
-    fn server_ended(&self, payload: Box<dyn Any + Send>, server: Option<Server<SimulatedNetwork>>) {
+    fn server_ended(&self, payload: &(dyn Any + Send), server: Option<Server<SimulatedNetwork>>) {
         if !payload.is::<ServerEnded>() {
             let text = payload.downcast_ref::<String>().cloned();
             let text =

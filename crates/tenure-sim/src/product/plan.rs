@@ -122,8 +122,9 @@ pub struct ScheduledFault {
     pub fault: Fault,
 }
 
-/// A fault.
+/// A fault. `client` is the number of a client, `lasts` the duration of the fault.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[expect(missing_docs, reason = "the fields are explained by the fault")]
 pub enum Fault {
     /// No segment passes in one or both directions. TCP sends them again when the partition ends.
     Partition { client: usize, up: bool, down: bool, lasts: Duration },

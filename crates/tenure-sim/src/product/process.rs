@@ -353,13 +353,13 @@ impl AsyncWrite for ClientStream {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.with(|net, now| match net.write(self.connection, Side::Client, bytes, now) {
-            Some(result) => Poll::Ready(result),
-            None => {
-                let end = net.connections[self.connection].end_mut(Side::Client);
-                end.writer = Some(cx.waker().clone());
-                Poll::Pending
+        self.with(|net, now| {
+            if let Some(result) = net.write(self.connection, Side::Client, bytes, now) {
+                return Poll::Ready(result);
             }
+            let end = net.connections[self.connection].end_mut(Side::Client);
+            end.writer = Some(cx.waker().clone());
+            Poll::Pending
         })
     }
 

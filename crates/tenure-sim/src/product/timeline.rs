@@ -23,7 +23,7 @@ impl Timeline {
         self.0.is_some()
     }
 
-    pub(super) fn add(&mut self, at: u64, actor: &str, text: String) {
+    pub(super) fn add(&mut self, at: u64, actor: &str, text: &str) {
         if let Some(lines) = &mut self.0 {
             lines.push(format!("{:>12}  {actor:<9} {text}", seconds(at)));
         }

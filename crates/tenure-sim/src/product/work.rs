@@ -121,6 +121,16 @@ async fn probe(client: usize, store: &Client, clock: &Clock) {
     world::with(|world| world.finished.set(true));
 }
 
+/// True once all faults have ended.
+fn is_healed() -> bool {
+    world::with(|world| world.healed.get())
+}
+
+/// Shortest ttl of the plan.
+fn ttl_base() -> Duration {
+    world::with(|world| world.plan.ttl)
+}
+
 fn key_name(number: u64) -> String {
     format!("k{number}")
 }
@@ -151,8 +161,8 @@ const FAULTS: &[ErrorKind] = &[ErrorKind::Unavailable, ErrorKind::Unknown, Error
 
 impl User {
     async fn run(&mut self) {
-        while !self.is_healed() {
-            let pause = self.span(Duration::ZERO, self.ttl_base() / 2);
+        while !is_healed() {
+            let pause = self.span(Duration::ZERO, ttl_base() / 2);
             self.sleep(pause).await;
             let work = self.draw_work();
             match work {
@@ -175,14 +185,6 @@ impl User {
             let (client, number) = (self.client, self.number);
             world::with(|world| world.process(client).set_activity(number, String::new()));
         }
-    }
-
-    fn is_healed(&self) -> bool {
-        world::with(|world| world.healed.get())
-    }
-
-    fn ttl_base(&self) -> Duration {
-        world::with(|world| world.plan.ttl)
     }
 
     fn activity(&self, text: impl FnOnce() -> String) {
@@ -213,7 +215,7 @@ impl User {
         let until = self.clock.now() + span;
         let healed = Arc::clone(&self.healed);
         let healed = healed.notified();
-        if !self.is_healed() {
+        if !is_healed() {
             tokio::select! {
                 biased;
                 () = healed => {}
@@ -234,7 +236,7 @@ impl User {
             HoldMode::Shared => self.store.lock(key).shared(),
             HoldMode::Slot { limit } => self.store.semaphore(key, limit),
         };
-        let ttl = self.ttl_base();
+        let ttl = ttl_base();
         let ttl = self.span(ttl, ttl * 4);
         let request = request.ttl(ttl);
         if self.random.chance(0.5) { request.keep_alive(false) } else { request }
@@ -261,7 +263,7 @@ impl User {
     }
 
     async fn timed_lock(&mut self) {
-        let timeout = self.ttl_base();
+        let timeout = ttl_base();
         let timeout = self.span(Duration::ZERO, timeout * 2);
         let request = self.request(HoldMode::Exclusive).timeout(timeout);
         self.activity(|| format!("waits at most {timeout:?} for {request:?}"));
@@ -279,7 +281,7 @@ impl User {
             Ok(pending) => pending,
             Err(error) => return self.expect("to join the queue", &error, &[]),
         };
-        let pause = self.ttl_base() / 4;
+        let pause = ttl_base() / 4;
         let pause = self.span(Duration::ZERO, pause);
         self.sleep(pause).await;
         self.activity(|| "waits in the queue".to_owned());
@@ -292,7 +294,7 @@ impl User {
 
     async fn cancel(&mut self) {
         let request = self.request(HoldMode::Exclusive);
-        let patience = self.ttl_base();
+        let patience = ttl_base();
         let patience = self.span(Duration::ZERO, patience);
         self.activity(|| format!("gives up {request:?} after {patience:?}"));
         let until = self.clock.now() + patience;
@@ -317,7 +319,7 @@ impl User {
         };
         let belief = self.begin(&guard, HoldMode::Exclusive);
         self.activity(|| "holds until a waiter asks".to_owned());
-        let long = self.ttl_base() * 8;
+        let long = ttl_base() * 8;
         tokio::select! {
             biased;
             lost = guard.lost() => self.lost(belief, &lost),
@@ -328,7 +330,7 @@ impl User {
     }
 
     async fn max_hold(&mut self) {
-        let base = self.ttl_base();
+        let base = ttl_base();
         let most = self.span(base, base * 4);
         let request = self.request(HoldMode::Exclusive).max_hold(most);
         self.activity(|| format!("requests, for at most {most:?}, {request:?}"));
@@ -360,7 +362,7 @@ impl User {
 
     async fn detach(&mut self) {
         let key = self.draw_key();
-        let ttl = self.ttl_base();
+        let ttl = ttl_base();
         let ttl = self.span(ttl, ttl * 4);
         let request = self.store.lock(&key).ttl(ttl);
         let request = if self.random.chance(0.5) { request.detached() } else { request };
@@ -443,19 +445,19 @@ impl User {
         if let Err(error) = self.store.inspect(&key).await {
             self.expect("to inspect", &error, FAULTS);
         }
-        let pause = self.ttl_base() / 50;
+        let pause = ttl_base() / 50;
         self.sleep(pause).await;
     }
 
     /// Asks for holders until the faults end.
     async fn chat(&mut self) {
-        while !self.is_healed() {
+        while !is_healed() {
             self.inspect_once().await;
         }
     }
 
     async fn elect(&mut self) {
-        let ttl = self.ttl_base();
+        let ttl = ttl_base();
         let ttl = self.span(ttl, ttl * 4);
         self.activity(|| format!("takes part in an election with ttl {ttl:?}"));
         let election = match self.store.election("leader").ttl(ttl).start().await {
@@ -463,8 +465,8 @@ impl User {
             Err(error) => return self.expect("to start an election", &error, FAULTS),
         };
         let mut term = None;
-        for _ in 0..1 + self.random.below(3) {
-            if self.is_healed() {
+        for _ in 0..=self.random.below(3) {
+            if is_healed() {
                 break;
             }
             term = self.lead(&election, ttl, term).await;
@@ -494,7 +496,7 @@ impl User {
                 return term;
             }
         }
-        let leadership = election.leadership().filter(|leadership| leadership.is_held())?;
+        let leadership = election.leadership().filter(Leadership::is_held)?;
         let token = leadership.fencing_token();
         let belief = match term {
             Some((last, belief)) if last == token => belief,
@@ -538,7 +540,7 @@ impl User {
             let since = since.saturating_add_signed(offset);
             (SystemTime::UNIX_EPOCH + Duration::from_nanos(since), offset != 0)
         });
-        let period = Duration::from_secs(self.ttl_base().as_secs() + 1);
+        let period = Duration::from_secs(ttl_base().as_secs() + 1);
         self.activity(|| format!("runs once per {period:?}"));
         match self.store.once("task").per(period).at(wall).begin().await {
             Ok(Once::Run(run)) => {
@@ -568,7 +570,7 @@ impl User {
     async fn use_guard(&mut self, guard: Guard, mode: HoldMode) {
         let guard = Arc::new(guard);
         let belief = self.begin(&guard, mode);
-        let long = self.ttl_base();
+        let long = ttl_base();
         let long = if self.random.chance(0.5) { long / 4 } else { long * 4 };
         let long = self.span(Duration::ZERO, long);
         tokio::select! {

@@ -15,7 +15,7 @@ use super::host::Host;
 use super::network::{Arrival, Net, Side};
 use super::plan::{Fault, Plan};
 use super::process::Process;
-use super::referee::{ProductBreach, Referee, seconds};
+use super::referee::{ProductBreach, Referee};
 use super::timeline::Timeline;
 use super::wire_tap::WireTap;
 
@@ -34,7 +34,7 @@ macro_rules! note {
     ($world:expr, $actor:expr, $($text:tt)*) => {
         if $world.timeline.borrow().is_recorded() {
             let at = $world.now.get();
-            $world.timeline.borrow_mut().add(at, $actor, format!($($text)*));
+            $world.timeline.borrow_mut().add(at, $actor, &format!($($text)*));
         }
     };
 }
