@@ -24,7 +24,7 @@ use std::ops::AddAssign;
 pub use self::plan::{Fault, Link, Plan, ScheduledFault, ServerPlan, ServerPoint, Work};
 pub use self::referee::ProductBreach;
 use self::timeline::Timeline;
-use self::world::World;
+use self::world::ProductWorld;
 use crate::shrink::shrink;
 
 /// Largest number of simpler plans that are tried.
@@ -98,7 +98,7 @@ pub fn simulate_product(seed: u64) -> Result<ProductStats, Box<ProductViolation>
 /// The first breach.
 pub fn run(plan: Plan, record: bool) -> Result<ProductStats, Box<ProductViolation>> {
     let timeline = if record { Timeline::recorded() } else { Timeline::default() };
-    let world = World::new(plan, timeline);
+    let world = ProductWorld::new(plan, timeline);
     if record {
         tracing::subscriber::with_default(timeline::LogLines, || world.run());
     } else {

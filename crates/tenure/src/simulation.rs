@@ -48,7 +48,7 @@ impl fmt::Debug for SimulatedProcess {
     }
 }
 
-/// Calls `f` with the process that is simulated at present; returns `f` if there is none.
+/// Calls `f` with the process that is simulated at present; returns `f` if no process is simulated.
 pub(crate) fn with_process<T, F: FnOnce(&mut Process) -> T>(f: F) -> Result<T, F> {
     RUNNING.with_borrow(|running| match running {
         Some(simulated) => Ok(f(&mut simulated.borrow_mut().process)),
@@ -56,7 +56,8 @@ pub(crate) fn with_process<T, F: FnOnce(&mut Process) -> T>(f: F) -> Result<T, F
     })
 }
 
-/// Fills `bytes` with random numbers of the process that is simulated at present. False if there is none.
+/// Fills `bytes` with random numbers of the process that is simulated at present. False if no process is
+/// simulated.
 pub(crate) fn fill(bytes: &mut [u8]) -> bool {
     RUNNING.with_borrow(|running| {
         let Some(simulated) = running else { return false };

@@ -18,7 +18,7 @@ use super::disk::SimulatedDisk;
 use super::network::Side;
 use super::plan::{Fault, Plan, ServerPoint};
 use super::referee::ProductBreach;
-use super::world::{self, Event, World, nanos, note};
+use super::world::{self, ProductWorld, WorldEvent, nanos, note};
 use crate::clock::Clock;
 
 /// Secret of the server: without one it does not break holds.
@@ -53,7 +53,7 @@ pub(super) struct Host {
     /// The machine has crashed: nothing that the dead process does has an effect.
     pub(super) crashed: bool,
     commands: bool,
-    /// Real time of the next step; `u64::MAX` if there is none.
+    /// Real time of the next step; `u64::MAX` if no step is scheduled.
     scheduled: u64,
     /// True while the server's code runs.
     serving: bool,
@@ -122,7 +122,7 @@ pub(super) fn end_server() {
     server_operation(ServerPoint::Disk);
 }
 
-impl World {
+impl ProductWorld {
     /// Takes the fault that strikes at this operation, if any.
     fn next_server_fault(&self, point: ServerPoint) -> Option<Fault> {
         let mut host = self.host.borrow_mut();
@@ -186,7 +186,7 @@ impl World {
         } else if at < host.scheduled {
             host.scheduled = at;
             drop(host);
-            self.schedule(at, Event::StepServer);
+            self.schedule(at, WorldEvent::StepServer);
         }
     }
 
@@ -263,7 +263,7 @@ impl World {
             && source.kind() == ErrorKind::StorageFull
         {
             note!(self, "server", "cannot start: {error}");
-            self.schedule(self.now.get() + 500_000_000, Event::StartServer);
+            self.schedule(self.now.get() + 500_000_000, WorldEvent::StartServer);
             return;
         }
         self.breach(ProductBreach::ServerFailed, format!("it refuses to start: {error}"));
@@ -348,7 +348,7 @@ impl World {
             host.restart_after.max(1_000_000)
         };
         self.process_is_gone();
-        self.schedule(self.now.get() + restart_after, Event::StartServer);
+        self.schedule(self.now.get() + restart_after, WorldEvent::StartServer);
     }
 
     /// The process was killed, its machine crashed, or it panicked.
@@ -396,7 +396,7 @@ impl World {
             host.handle = None;
         }
         self.process_is_gone();
-        self.schedule(self.now.get() + nanos(restart_after), Event::StartServer);
+        self.schedule(self.now.get() + nanos(restart_after), WorldEvent::StartServer);
     }
 
     fn process_is_gone(&self) {

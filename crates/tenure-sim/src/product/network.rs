@@ -109,7 +109,7 @@ impl End {
 
 /// A connection.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct SimulatedConnection {
     /// Index of the client process.
     pub(super) client: usize,
     client_end: End,
@@ -121,7 +121,7 @@ pub(super) struct Connection {
     watch_writable: bool,
 }
 
-impl Connection {
+impl SimulatedConnection {
     pub(super) fn end(&self, side: Side) -> &End {
         match side {
             Side::Client => &self.client_end,
@@ -159,7 +159,7 @@ pub(super) enum Arrival {
 pub(super) struct Net {
     seed: u64,
     link: Link,
-    pub(super) connections: Vec<Connection>,
+    pub(super) connections: Vec<SimulatedConnection>,
     pub(super) paths: Vec<Path>,
     /// Connections that wait to be accepted.
     pub(super) backlog: VecDeque<usize>,
@@ -226,7 +226,7 @@ impl Net {
     pub(super) fn connect(&mut self, client: usize, now: u64) -> usize {
         let index = self.connections.len();
         let seed = Random::new(self.seed ^ (index as u64) << 8).bits();
-        self.connections.push(Connection {
+        self.connections.push(SimulatedConnection {
             client,
             client_end: End::new(Random::new(seed), EndState::Connecting),
             server_end: End::new(Random::new(seed ^ 1), EndState::Closed),
@@ -413,14 +413,15 @@ impl Net {
     /// Open connections of a client.
     pub(super) fn of_client(&self, client: usize) -> Vec<usize> {
         let open = |end: &End| matches!(end.state, EndState::Open | EndState::Connecting);
-        let live =
-            |c: &Connection| c.client == client && (open(&c.client_end) || open(&c.server_end));
+        let live = |c: &SimulatedConnection| {
+            c.client == client && (open(&c.client_end) || open(&c.server_end))
+        };
         (0..self.connections.len()).filter(|index| live(&self.connections[*index])).collect()
     }
 
     /// Connections whose server side is open.
     fn of_server(&self) -> Vec<usize> {
-        let open = |c: &Connection| c.server_end.state == EndState::Open;
+        let open = |c: &SimulatedConnection| c.server_end.state == EndState::Open;
         (0..self.connections.len()).filter(|index| open(&self.connections[*index])).collect()
     }
 

@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 use super::host;
 use super::network::{EndState, Side};
 use super::work;
-use super::world::{self, Event, World, nanos, note};
+use super::world::{self, ProductWorld, WorldEvent, nanos, note};
 use crate::clock::Clock as DriftingClock;
 
 /// A client process.
@@ -42,7 +42,7 @@ pub(super) struct Process {
     pub(super) stop_after: Cell<Option<(u64, u64)>>,
     /// Time for which the present step was stopped.
     stopped: Cell<u64>,
-    /// Real time of the next step; `u64::MAX` if there is none.
+    /// Real time of the next step; `u64::MAX` if no step is scheduled.
     scheduled: Cell<u64>,
     /// True once all users of the process have finished.
     pub(super) done: Cell<bool>,
@@ -147,7 +147,7 @@ impl Process {
     }
 }
 
-impl World {
+impl ProductWorld {
     pub(super) fn start_client(self: &Rc<Self>, client: usize) {
         let last = self.process(client);
         if last.is_alive() {
@@ -191,7 +191,7 @@ impl World {
         let at = at.max(self.now.get()).max(process.paused_until.get());
         if at < process.scheduled.get() {
             process.scheduled.set(at);
-            self.schedule(at, Event::StepClient { client });
+            self.schedule(at, WorldEvent::StepClient { client });
         }
     }
 
@@ -261,7 +261,7 @@ impl World {
         );
         self.judging.set(false);
         for belief in back {
-            self.schedule(at, Event::Check { belief });
+            self.schedule(at, WorldEvent::Check { belief });
         }
     }
 
@@ -278,7 +278,7 @@ impl World {
         }
         process.kill();
         self.referee.borrow_mut().process_ended(client, process.life, now);
-        self.schedule(now + nanos(restart_after), Event::StartClient { client });
+        self.schedule(now + nanos(restart_after), WorldEvent::StartClient { client });
     }
 }
 

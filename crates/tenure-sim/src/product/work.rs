@@ -13,7 +13,7 @@ use super::host::{self, SECRET};
 use super::plan::Work;
 use super::process::connect;
 use super::referee::{HoldMode, ProductBreach, Teller};
-use super::world::{self, Event, note};
+use super::world::{self, WorldEvent, note};
 
 /// Slots of the semaphores.
 const SLOTS: u32 = 2;
@@ -619,7 +619,7 @@ impl User {
             let mut referee = world.referee.borrow_mut();
             referee.check_token(belief);
             drop(referee);
-            world.schedule(at, Event::Check { belief });
+            world.schedule(at, WorldEvent::Check { belief });
         });
     }
 

@@ -20,11 +20,11 @@ use super::timeline::Timeline;
 use super::wire_tap::WireTap;
 
 thread_local! {
-    static CURRENT: RefCell<Option<Rc<World>>> = const { RefCell::new(None) };
+    static CURRENT: RefCell<Option<Rc<ProductWorld>>> = const { RefCell::new(None) };
 }
 
 /// Runs `f` with the world of this thread.
-pub(super) fn with<T>(f: impl FnOnce(&Rc<World>) -> T) -> T {
+pub(super) fn with<T>(f: impl FnOnce(&Rc<ProductWorld>) -> T) -> T {
     let world = CURRENT.with_borrow(Clone::clone).expect("a run is in progress");
     f(&world)
 }
@@ -42,7 +42,7 @@ pub(super) use note;
 
 /// Something that happens at a time.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Event {
+pub(super) enum WorldEvent {
     Arrival(Arrival),
     StepClient {
         client: usize,
@@ -75,7 +75,7 @@ pub(super) enum Event {
 }
 
 /// A world.
-pub(super) struct World {
+pub(super) struct ProductWorld {
     pub(super) plan: Plan,
     pub(super) now: Cell<u64>,
     queue: RefCell<BinaryHeap<Reverse<QueuedEvent>>>,
@@ -101,7 +101,7 @@ pub(super) struct World {
 struct QueuedEvent {
     at: u64,
     number: u64,
-    event: Event,
+    event: WorldEvent,
 }
 
 impl PartialEq for QueuedEvent {
@@ -128,7 +128,7 @@ pub(super) fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
-impl World {
+impl ProductWorld {
     pub(super) fn new(plan: Plan, timeline: Timeline) -> Rc<Self> {
         let mut random = Random::new(plan.seed);
         let net = Net::new(random.bits(), plan.link, plan.clients);
@@ -169,16 +169,16 @@ impl World {
     }
 
     fn run_all(self: &Rc<Self>) {
-        self.schedule(0, Event::StartServer);
+        self.schedule(0, WorldEvent::StartServer);
         for client in 0..self.plan.clients {
             self.processes.borrow_mut().push(Rc::new(Process::ended(client)));
-            self.schedule(1_000 * client as u64, Event::StartClient { client });
+            self.schedule(1_000 * client as u64, WorldEvent::StartClient { client });
         }
         for (index, fault) in self.plan.faults.iter().enumerate() {
-            self.schedule(nanos(fault.at), Event::Fault(index));
+            self.schedule(nanos(fault.at), WorldEvent::Fault(index));
         }
         let heal = nanos(self.plan.faults_end());
-        self.schedule(heal, Event::Heal);
+        self.schedule(heal, WorldEvent::Heal);
         // Everything that is in the way after the faults ends with a lease, or with the embargo of the server.
         let bound = heal + nanos(self.plan.max_ttl() * 12 + Duration::from_secs(120));
         self.run_until(bound);
@@ -194,7 +194,7 @@ impl World {
         }
     }
 
-    pub(super) fn schedule(&self, at: u64, event: Event) {
+    pub(super) fn schedule(&self, at: u64, event: WorldEvent) {
         let number = self.next_event.get();
         self.next_event.set(number + 1);
         let at = at.max(self.now.get());
@@ -232,38 +232,38 @@ impl World {
         self.referee.borrow_mut().breach(breach, what);
     }
 
-    fn handle(self: &Rc<Self>, event: Event) {
+    fn handle(self: &Rc<Self>, event: WorldEvent) {
         let now = self.now.get();
         match event {
-            Event::Arrival(Arrival::Segment { connection, to }) => {
+            WorldEvent::Arrival(Arrival::Segment { connection, to }) => {
                 if self.timeline.borrow().is_recorded() {
                     self.note_segments(connection, to);
                 }
                 self.net.borrow_mut().deliver(connection, to, now);
             }
-            Event::Arrival(Arrival::GivesUp { connection, side }) => {
+            WorldEvent::Arrival(Arrival::GivesUp { connection, side }) => {
                 self.net.borrow_mut().break_end(connection, side);
             }
-            Event::StepClient { client } => self.step_client(client),
-            Event::StartClient { client } => self.start_client(client),
-            Event::StepServer => self.step_server(),
-            Event::StartServer => self.start_server(),
-            Event::Fault(index) => self.begin_fault(self.plan.faults[index].fault),
-            Event::Told { connection, side, finish } => self.tell(connection, side, finish),
-            Event::ReadAgain { client } => self.read_again(client),
-            Event::PauseEnds { client } => {
+            WorldEvent::StepClient { client } => self.step_client(client),
+            WorldEvent::StartClient { client } => self.start_client(client),
+            WorldEvent::StepServer => self.step_server(),
+            WorldEvent::StartServer => self.start_server(),
+            WorldEvent::Fault(index) => self.begin_fault(self.plan.faults[index].fault),
+            WorldEvent::Told { connection, side, finish } => self.tell(connection, side, finish),
+            WorldEvent::ReadAgain { client } => self.read_again(client),
+            WorldEvent::PauseEnds { client } => {
                 let process = self.process(client);
                 if process.paused_until.get() <= now {
                     note!(self, &format!("client {client}"), "continues");
                 }
                 self.schedule_step(client, now);
             }
-            Event::DiskFreed => {
+            WorldEvent::DiskFreed => {
                 note!(self, "disk", "has space again");
                 self.host.borrow().disk.set_full(false);
             }
-            Event::Check { belief } => self.check(belief),
-            Event::Heal => self.heal(),
+            WorldEvent::Check { belief } => self.check(belief),
+            WorldEvent::Heal => self.heal(),
         }
     }
 
@@ -287,7 +287,7 @@ impl World {
             (net.take_arrivals(), net.take_wakers(), net.has_server_events())
         };
         for (at, arrival) in arrivals {
-            self.schedule(at, Event::Arrival(arrival));
+            self.schedule(at, WorldEvent::Arrival(arrival));
         }
         for waker in wakers {
             waker.wake();
@@ -338,7 +338,7 @@ impl World {
 }
 
 /// Faults.
-impl World {
+impl ProductWorld {
     fn begin_fault(self: &Rc<Self>, fault: Fault) {
         note!(self, "fault", "{fault:?}");
         let now = self.now.get();
@@ -370,13 +370,13 @@ impl World {
                 for connection in net.of_client(client) {
                     net.connections[connection].end_mut(Side::Client).reads_from = until;
                 }
-                self.schedule(until, Event::ReadAgain { client });
+                self.schedule(until, WorldEvent::ReadAgain { client });
             }
             Fault::PauseClient { client, lasts } => {
                 let process = self.process(client);
                 let until = process.paused_until.get().max(now + nanos(lasts));
                 process.paused_until.set(until);
-                self.schedule(until, Event::PauseEnds { client });
+                self.schedule(until, WorldEvent::PauseEnds { client });
             }
             Fault::StopClient { client, readings, lasts } => {
                 self.process(client).stop_after.set(Some((readings, nanos(lasts))));
@@ -407,7 +407,7 @@ impl World {
             | Fault::ShutDownServer { .. } => self.begin_server_fault(fault),
             Fault::FillDisk { lasts } => {
                 self.host.borrow().disk.set_full(true);
-                self.schedule(now + nanos(lasts), Event::DiskFreed);
+                self.schedule(now + nanos(lasts), WorldEvent::DiskFreed);
             }
         }
     }
@@ -426,7 +426,10 @@ impl World {
             self.net.borrow_mut().cut(connection, now);
             for (side, after) in [(Side::Client, client_after), (Side::Server, server_after)] {
                 if let Some(after) = after {
-                    self.schedule(now + nanos(after), Event::Told { connection, side, finish });
+                    self.schedule(
+                        now + nanos(after),
+                        WorldEvent::Told { connection, side, finish },
+                    );
                 }
             }
         }

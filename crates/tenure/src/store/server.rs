@@ -34,7 +34,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use self::claim::{ClaimStage, ClaimState};
 use self::connection::{Connection, NoReply, OwnedReply};
-use self::dial::{ConnectFn, Dialer, Greeting};
+use self::dial::{Dialer, Greeting, StreamFn};
 use self::errors::{
     refusal_error, unavailable, unexpected_reply, unknown_outcome, unreadable_reply,
 };
@@ -167,10 +167,10 @@ impl LockServerStore {
             Error::new(ErrorKind::Invalid, message)
         })?;
         let options = Options::parse(false, rest, |name| std::env::var(name).ok())?;
-        Self::open_with(options, clock, Some(ConnectFn::new(connect))).await
+        Self::open_with(options, clock, Some(StreamFn::new(connect))).await
     }
 
-    async fn open_with(options: Options, clock: Clock, connect: Option<ConnectFn>) -> Result<Self> {
+    async fn open_with(options: Options, clock: Clock, connect: Option<StreamFn>) -> Result<Self> {
         let dialer = Dialer::new(options, clock.clone(), connect)?;
         let until = clock.now() + REQUEST_TIMEOUT;
         let (first, greeting) = dialer.dial(until).await?;

@@ -30,18 +30,18 @@ pub(super) struct Dialer {
     options: Options,
     clock: Clock,
     /// Makes the streams, if the store was opened with connections of its user.
-    connect: Option<ConnectFn>,
+    connect: Option<StreamFn>,
     #[cfg(feature = "tls")]
     tls: Option<tokio_rustls::TlsConnector>,
 }
 
 /// Function of the user that makes a stream to a host and a port.
-pub(super) struct ConnectFn(Box<ConnectDynFn>);
+pub(super) struct StreamFn(Box<StreamDynFn>);
 
-type ConnectDynFn = dyn Fn(&str, u16) -> Connecting + Send + Sync;
+type StreamDynFn = dyn Fn(&str, u16) -> Connecting + Send + Sync;
 type Connecting = Pin<Box<dyn Future<Output = io::Result<Box<dyn ByteStream>>> + Send>>;
 
-impl ConnectFn {
+impl StreamFn {
     pub(super) fn new<F, Opening, S>(connect: F) -> Self
     where
         F: Fn(&str, u16) -> Opening + Send + Sync + 'static,
@@ -99,14 +99,14 @@ impl Greeting {
 
 impl Dialer {
     #[cfg(feature = "tls")]
-    pub(super) fn new(options: Options, clock: Clock, connect: Option<ConnectFn>) -> Result<Self> {
+    pub(super) fn new(options: Options, clock: Clock, connect: Option<StreamFn>) -> Result<Self> {
         let tls = options.tls.then(|| super::tls::connector(&options)).transpose()?;
         Ok(Self { options, clock, connect, tls })
     }
 
     #[cfg(not(feature = "tls"))]
     #[expect(clippy::unnecessary_wraps, reason = "certificates can be bad")]
-    pub(super) fn new(options: Options, clock: Clock, connect: Option<ConnectFn>) -> Result<Self> {
+    pub(super) fn new(options: Options, clock: Clock, connect: Option<StreamFn>) -> Result<Self> {
         Ok(Self { options, clock, connect })
     }
 
@@ -208,7 +208,7 @@ impl Dialer {
     /// Connects by a function of the user.
     async fn connect_by(
         &self,
-        ConnectFn(connect): &ConnectFn,
+        StreamFn(connect): &StreamFn,
         address: &Address,
     ) -> Result<Arc<Connection>> {
         let stream = connect(&address.host, address.port).await;
