@@ -209,8 +209,29 @@ impl Plan {
             },
             faults: Vec::new(),
         };
-        plan.draw_faults(&mut draw);
+        match draw.0.below(20) {
+            0..=2 => plan.draw_stops(&mut draw),
+            3..=4 if durable => plan.draw_kills(&mut draw),
+            _ => plan.draw_faults(&mut draw),
+        }
         plan
+    }
+
+    /// Draws a busy run in which the server is stopped right after it has read its clock, and holds that are not renewed:
+    /// a lease that is counted from too early shows in such a run only.
+    fn draw_stops(&mut self, draw: &mut Draw) {
+        self.users = 3;
+        self.chatty = true;
+        self.work = vec![(Work::Outlast, 4), (Work::TryLock, 2), (Work::Lock, 1)];
+        let stops = 1 + draw.0.below(6);
+        for _ in 0..stops {
+            let at = draw.span(Duration::ZERO, self.length);
+            let (point, operations) = (ServerPoint::Clock, draw.0.below(3));
+            let lasts = draw.span(self.ttl / 3, self.ttl);
+            let fault = Fault::StopServer { point, operations, lasts };
+            self.faults.push(ScheduledFault { at, fault });
+        }
+        self.faults.sort_by_key(|fault| fault.at);
     }
 
     /// Longest ttl that users request.
@@ -222,6 +243,21 @@ impl Plan {
     pub fn faults_end(&self) -> Duration {
         let ends = self.faults.iter().map(|ScheduledFault { at, fault }| *at + fault.lasts());
         ends.max().unwrap_or_default().max(self.length)
+    }
+
+    /// Draws a run in which the server is killed between its replies and its writes, and holds that outlive their
+    /// connections: a grant that is answered before it is on the disk shows best in such a run.
+    fn draw_kills(&mut self, draw: &mut Draw) {
+        self.work = vec![(Work::Detach, 4), (Work::Lock, 2), (Work::Once, 1)];
+        let kills = 1 + draw.0.below(12);
+        for _ in 0..kills {
+            let at = draw.span(Duration::ZERO, self.length);
+            let point = [ServerPoint::Write, ServerPoint::Disk][draw.index(2)];
+            let (operations, restart_after) = (draw.0.below(3), draw.span(MS, self.ttl / 4));
+            let fault = Fault::KillServer { point, operations, restart_after };
+            self.faults.push(ScheduledFault { at, fault });
+        }
+        self.faults.sort_by_key(|fault| fault.at);
     }
 
     /// Draws which kinds of faults occur, and how often.
