@@ -13,6 +13,7 @@ mod network;
 mod plan;
 mod process;
 mod referee;
+mod server_network;
 mod timeline;
 mod wire_tap;
 mod work;

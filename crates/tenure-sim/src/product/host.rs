@@ -1,23 +1,22 @@
 //! The machine of the server: its process, its clocks, its disk, and the faults that strike between two operations.
 
 use std::any::Any;
-use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::BorrowedFd;
+use std::io::{self, ErrorKind};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure_core::{Random, Time};
+use tenure_core::Random;
 use tenure_server::journal::{Journal, JournalError, JournalOptions};
-use tenure_server::network::{COMMANDS, LISTENER, Network, NetworkEvent, NetworkStream};
+use tenure_server::network::Network as _;
 use tenure_server::{Engine, Handle, Server, Settings};
 
 use super::disk::SimulatedDisk;
 use super::network::Side;
 use super::plan::{Fault, Plan, ServerPoint};
 use super::referee::ProductBreach;
+use super::server_network::SimulatedNetwork;
 use super::world::{self, ProductWorld, WorldEvent, nanos, note};
 use crate::clock::Clock;
 
@@ -29,8 +28,6 @@ const MAX_LEASE: Duration = Duration::from_secs(60);
 pub(super) const WALL_EPOCH: u64 = 1_700_000_000_000_000_000;
 /// Interval at which an idle server is woken while a fault waits for its next operation.
 const POKE_INTERVAL: u64 = 300_000_000;
-/// Most events per wait.
-const EVENTS: usize = 128;
 
 /// The machine of the server.
 #[derive(Debug)]
@@ -50,9 +47,8 @@ pub(super) struct Host {
     pub(super) starts: u32,
     /// Faults that strike after some more operations.
     pub(super) armed: Vec<(ServerPoint, u64, Fault)>,
-    /// The machine has crashed: nothing that the dead process does has an effect.
-    pub(super) crashed: bool,
-    commands: bool,
+    /// A command waits for the server.
+    pub(super) commands: bool,
     /// Real time of the next step; `u64::MAX` if no step is scheduled.
     scheduled: u64,
     /// True while the server's code runs.
@@ -74,7 +70,6 @@ impl Host {
             boot: 0,
             starts: 0,
             armed: Vec::new(),
-            crashed: false,
             commands: false,
             scheduled: u64::MAX,
             serving: false,
@@ -197,7 +192,6 @@ impl ProductWorld {
             if host.server.is_some() || host.serving {
                 return;
             }
-            host.crashed = false;
             host.starts += 1;
             host.scheduled = u64::MAX;
             host.serving = true;
@@ -373,7 +367,6 @@ impl ProductWorld {
                     net.machine_up = false;
                 }
                 let mut host = self.host.borrow_mut();
-                host.crashed = true;
                 host.boot += 1;
                 let mut random = self.random.borrow_mut();
                 host.disk.crash(&mut random);
@@ -408,170 +401,5 @@ impl ProductWorld {
         }
         drop(net);
         self.tap.borrow_mut().server_ended();
-    }
-
-    fn tap_written(&self, connection: usize, bytes: &[u8], written: Option<&io::Result<usize>>) {
-        let mut tap = self.tap.borrow_mut();
-        let count = match written {
-            Some(Ok(count)) => *count,
-            // Not received by the client, but decided by the server.
-            Some(Err(_)) => bytes.len(),
-            None => 0,
-        };
-        let overtaken = tap.written(connection, &bytes[..count]);
-        if count < bytes.len() {
-            tap.blocked(connection);
-        }
-        if let Some(what) = overtaken {
-            self.breach(ProductBreach::Overtaken, what);
-        }
-        let expired = std::mem::take(&mut tap.expired);
-        drop(tap);
-        let local = |client, life| self.local_time(client, life);
-        let now = self.now.get();
-        for number in expired {
-            let early = self.referee.borrow().ended_early(number, now, &local);
-            if let Some(what) = early {
-                self.breach(ProductBreach::EndedEarly, what);
-            }
-        }
-    }
-}
-
-/// Network of the server.
-#[derive(Debug)]
-pub(super) struct SimulatedNetwork;
-
-impl Network for SimulatedNetwork {
-    type Stream = ServerStream;
-
-    fn now(&self) -> Time {
-        let now = world::with(|world| world.host.borrow().clock.read(world.now.get()));
-        server_operation(ServerPoint::Clock);
-        now
-    }
-
-    fn wait(
-        &mut self,
-        _timeout: Option<Duration>,
-        events: &mut Vec<NetworkEvent>,
-    ) -> io::Result<()> {
-        events.clear();
-        world::with(|world| {
-            let event = |token, readable, writable, closed| NetworkEvent {
-                token,
-                readable,
-                writable,
-                closed,
-            };
-            if std::mem::take(&mut world.host.borrow_mut().commands) {
-                events.push(event(COMMANDS, true, false, false));
-            }
-            let mut net = world.net.borrow_mut();
-            if std::mem::take(&mut net.backlog_changed) {
-                events.push(event(LISTENER, true, false, false));
-            }
-            for (token, readable, writable, closed) in net.take_ready(EVENTS - events.len()) {
-                events.push(event(token, readable, writable, closed));
-            }
-        });
-        server_operation(ServerPoint::Any);
-        Ok(())
-    }
-
-    fn accept(&mut self) -> io::Result<(ServerStream, SocketAddr)> {
-        let next = world::with(|world| {
-            let mut net = world.net.borrow_mut();
-            net.backlog.pop_front().map(|index| (index, net.connections[index].client))
-        });
-        let (index, client) = next.ok_or(ErrorKind::WouldBlock)?;
-        let stream = ServerStream(index);
-        server_operation(ServerPoint::Any);
-        let last = u8::try_from(client + 1).unwrap_or(u8::MAX);
-        let port = u16::try_from(1024 + index).unwrap_or(u16::MAX);
-        Ok((stream, SocketAddr::from((Ipv4Addr::new(10, 0, 0, last), port))))
-    }
-
-    fn stop_listening(&mut self) {
-        world::with(|world| {
-            let now = world.now.get();
-            let mut net = world.net.borrow_mut();
-            net.listening = false;
-            while let Some(connection) = net.backlog.pop_front() {
-                net.close(connection, Side::Server, now);
-            }
-        });
-    }
-
-    fn register(&self, stream: &mut ServerStream, token: usize) -> io::Result<()> {
-        world::with(|world| world.net.borrow_mut().register(stream.0, token));
-        Ok(())
-    }
-
-    fn watch_writable(&self, stream: &mut ServerStream, _token: usize, on: bool) -> io::Result<()> {
-        world::with(|world| world.net.borrow_mut().watch_writable(stream.0, on));
-        Ok(())
-    }
-
-    fn deregister(&self, stream: &mut ServerStream) {
-        world::with(|world| world.net.borrow_mut().deregister(stream.0));
-    }
-}
-
-/// The server's side of a connection.
-#[derive(Debug)]
-pub(super) struct ServerStream(usize);
-
-impl Read for ServerStream {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = world::with(|world| {
-            let read = world.net.borrow_mut().read(self.0, Side::Server, buffer, world.now.get());
-            if let Some(Ok(read)) = &read {
-                world.tap.borrow_mut().read(self.0, &buffer[..*read]);
-            }
-            read
-        });
-        server_operation(ServerPoint::Read);
-        read.unwrap_or(Err(ErrorKind::WouldBlock.into()))
-    }
-}
-
-impl Write for ServerStream {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = world::with(|world| {
-            let now = world.now.get();
-            let written = world.net.borrow_mut().write(self.0, Side::Server, bytes, now);
-            world.tap_written(self.0, bytes, written.as_ref());
-            written
-        });
-        server_operation(ServerPoint::Write);
-        written.unwrap_or(Err(ErrorKind::WouldBlock.into()))
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl NetworkStream for ServerStream {
-    fn finish(&self) {
-        world::with(|world| world.net.borrow_mut().finish(self.0, Side::Server, world.now.get()));
-    }
-
-    fn take_error(&self) -> io::Result<Option<io::Error>> {
-        Ok(world::with(|world| world.net.borrow().take_error(self.0)))
-    }
-
-    fn socket(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-}
-
-impl Drop for ServerStream {
-    fn drop(&mut self) {
-        world::with(|world| {
-            world.net.borrow_mut().close(self.0, Side::Server, world.now.get());
-            world.tap.borrow_mut().closed(self.0);
-        });
     }
 }

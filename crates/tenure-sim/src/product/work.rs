@@ -1,15 +1,15 @@
 //! The work of users: what each user of a client process does, as the seed decides.
 
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+mod special;
 
-use tenure::election::{Election, Leadership};
-use tenure::once::Once;
-use tenure::{Client, Clock, Error, ErrorKind, FencingToken, Guard, LockRequest, LockServerStore};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure::{Client, Clock, Error, ErrorKind, Guard, LockRequest, LockServerStore};
 use tenure_core::Random;
 use tokio::sync::Notify;
 
-use super::host::{self, SECRET};
+use super::host::SECRET;
 use super::plan::Work;
 use super::process::connect;
 use super::referee::{HoldMode, ProductBreach, Teller};
@@ -360,80 +360,6 @@ impl User {
         }
     }
 
-    async fn detach(&mut self) {
-        let key = self.draw_key();
-        let ttl = ttl_base();
-        let ttl = self.span(ttl, ttl * 4);
-        let request = self.store.lock(&key).ttl(ttl);
-        let request = if self.random.chance(0.5) { request.detached() } else { request };
-        self.activity(|| format!("requests, to detach, {request:?}"));
-        let guard = match request.acquire().await {
-            Ok(guard) => Arc::new(guard),
-            Err(error) => return self.expect("to acquire", &error, &[ErrorKind::Lost]),
-        };
-        let belief = self.begin(&guard, HoldMode::Exclusive);
-        let pause = self.span(Duration::ZERO, ttl);
-        self.sleep(pause).await;
-        // The hold lasts as long as the guard has said.
-        world::with(|world| world.referee.borrow_mut().detaching(belief));
-        let Ok(guard) = Arc::try_unwrap(guard) else { return };
-        let handle = match guard.detach().await {
-            Ok(handle) => {
-                world::with(|world| world.referee.borrow_mut().detached(belief));
-                handle
-            }
-            Err(error) => {
-                self.end(belief);
-                return self.expect("to detach", &error, FAULTS);
-            }
-        };
-        self.activity(|| format!("has detached {key}"));
-        for _ in 0..self.random.below(4) {
-            let pause = self.span(Duration::ZERO, ttl);
-            self.sleep(pause).await;
-            let sent = self.clock.now();
-            match self.store.renew(&key, &handle, ttl).await {
-                // As a guard would count it.
-                Ok(()) => world::with(|world| {
-                    world.referee.borrow_mut().renewed(belief, sent + ttl * 5 / 6);
-                }),
-                Err(error) => {
-                    let expected = [FAULTS, &[ErrorKind::NotHeld]].concat();
-                    self.expect("to renew by handle", &error, &expected);
-                    if error.kind() == ErrorKind::NotHeld {
-                        return self.end(belief);
-                    }
-                }
-            }
-        }
-        if self.random.chance(0.7) {
-            self.end(belief);
-            if let Err(error) = self.store.release(&key, &handle).await {
-                let expected = [FAULTS, &[ErrorKind::NotHeld]].concat();
-                self.expect("to release by handle", &error, &expected);
-            }
-        }
-    }
-
-    async fn break_hold(&mut self) {
-        let key = self.draw_key();
-        self.activity(|| format!("breaks {key}"));
-        let state = match self.store.inspect(&key).await {
-            Ok(state) => state,
-            Err(error) => return self.expect("to inspect", &error, FAULTS),
-        };
-        let Some(holder) = state.holders.first() else { return };
-        let token = holder.token;
-        world::with(|world| {
-            world.referee.borrow_mut().broken(token);
-        });
-        let Ok(key) = tenure::Key::new(&key) else { return };
-        if let Err(error) = self.store.store().evict(&key, token, "simulated").await {
-            let expected = [FAULTS, &[ErrorKind::NotHeld]].concat();
-            self.expect("to break", &error, &expected);
-        }
-    }
-
     async fn inspect(&mut self) {
         for _ in 0..self.random.below(20) {
             self.inspect_once().await;
@@ -453,116 +379,6 @@ impl User {
     async fn chat(&mut self) {
         while !is_healed() {
             self.inspect_once().await;
-        }
-    }
-
-    async fn elect(&mut self) {
-        let ttl = ttl_base();
-        let ttl = self.span(ttl, ttl * 4);
-        self.activity(|| format!("takes part in an election with ttl {ttl:?}"));
-        let election = match self.store.election("leader").ttl(ttl).start().await {
-            Ok(election) => election,
-            Err(error) => return self.expect("to start an election", &error, FAULTS),
-        };
-        let mut term = None;
-        for _ in 0..=self.random.below(3) {
-            if is_healed() {
-                break;
-            }
-            term = self.lead(&election, ttl, term).await;
-        }
-        self.activity(|| "ends its election".to_owned());
-        if let Some((_, belief)) = term {
-            self.end(belief);
-        }
-        if let Err(error) = election.shutdown(None).await {
-            self.expect("to end an election", &error, FAULTS);
-        }
-    }
-
-    /// Waits for leadership, leads for a while, and perhaps steps down. Takes and returns the present term: its token,
-    /// and the belief in it.
-    async fn lead(
-        &mut self,
-        election: &Election,
-        ttl: Duration,
-        term: Option<(FencingToken, usize)>,
-    ) -> Option<(FencingToken, usize)> {
-        match election.wait_for_leadership(ttl * 2).await {
-            Ok(true) => {}
-            Ok(false) => return term,
-            Err(error) => {
-                self.expect("to be elected", &error, FAULTS);
-                return term;
-            }
-        }
-        let leadership = election.leadership().filter(Leadership::is_held)?;
-        let token = leadership.fencing_token();
-        let belief = match term {
-            Some((last, belief)) if last == token => belief,
-            _ => self.begin_term(&leadership),
-        };
-        let long = self.span(Duration::ZERO, ttl * 2);
-        tokio::select! {
-            biased;
-            ended = leadership.ended() => {
-                self.activity(|| format!("leads no longer: {ended:?}"));
-                self.end(belief);
-                return None;
-            }
-            () = self.sleep(long) => {}
-        }
-        if self.random.chance(0.3) {
-            return Some((token, belief));
-        }
-        self.activity(|| "steps down".to_owned());
-        self.end(belief);
-        if let Err(error) = election.step_down(None).await {
-            self.expect("to step down", &error, FAULTS);
-        }
-        None
-    }
-
-    /// Tells the referee that this user leads from now on.
-    fn begin_term(&self, leadership: &Leadership) -> usize {
-        let belief =
-            world::with(|world| world.referee.borrow_mut().leadership(self.teller(), leadership));
-        self.activity(|| format!("leads with token {}", leadership.fencing_token()));
-        self.check(belief);
-        belief
-    }
-
-    async fn once(&mut self) {
-        let (wall, wrong) = world::with(|world| {
-            let process = world.process(self.client);
-            let offset = process.wall_offset.get();
-            let since = host::WALL_EPOCH + process.real_time(world.now.get());
-            let since = since.saturating_add_signed(offset);
-            (SystemTime::UNIX_EPOCH + Duration::from_nanos(since), offset != 0)
-        });
-        let period = Duration::from_secs(ttl_base().as_secs() + 1);
-        self.activity(|| format!("runs once per {period:?}"));
-        match self.store.once("task").per(period).at(wall).begin().await {
-            Ok(Once::Run(run)) => {
-                let slot = format!("{:?}", run.slot());
-                self.activity(|| format!("runs {slot}"));
-                // A host whose clock was set runs slots at other times than the other hosts.
-                if !wrong {
-                    world::with(|world| world.referee.borrow_mut().ran(slot));
-                }
-                let pause = self.span(Duration::ZERO, period);
-                self.sleep(pause).await;
-                let ended =
-                    if self.random.chance(0.8) { run.done().await } else { run.failed().await };
-                if let Err(error) = ended {
-                    self.expect("to record a run", &error, FAULTS);
-                }
-            }
-            Ok(Once::Ran(_)) => {}
-            Err(error) => {
-                let clocks = [ErrorKind::Invalid, ErrorKind::Contention];
-                self.expect("to run once", &error, &[FAULTS, &clocks].concat());
-            }
         }
     }
 

@@ -162,7 +162,6 @@ impl ProductWorld {
         for process in processes {
             process.kill();
         }
-        self.host.borrow_mut().crashed = true;
         let server = self.host.borrow_mut().server.take();
         drop(server);
         CURRENT.set(None);
