@@ -31,10 +31,6 @@ const POKE_INTERVAL: u64 = 300_000_000;
 
 /// The machine of the server.
 #[derive(Debug)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "independent states of a machine and its process"
-)]
 pub(super) struct Host {
     /// The server, unless it is down or in the middle of a step.
     pub(super) server: Option<Server<SimulatedNetwork>>,
