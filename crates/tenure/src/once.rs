@@ -162,8 +162,11 @@ impl OnceRequest {
     /// If the future is dropped, a grant that arrives meanwhile is released.
     pub async fn begin(self) -> Result<Once> {
         let store = self.client.store().clone();
-        let (clock, wall) = (self.client.clock().clone(), self.now());
+        // The clock that cannot be set is read first: a stop between the two readings makes the grant look later, not
+        // earlier.
+        let clock = self.client.clock().clone();
         let began = clock.now();
+        let wall = self.now();
         let can = store.capabilities();
         let name = self.name.as_ref().map_err(copy_error)?.clone();
         let at = |error: Error| error.on(&name).at(&store);
