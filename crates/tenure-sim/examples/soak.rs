@@ -1,8 +1,10 @@
 //! Simulates a range of seeds: `cargo run --release -p tenure-sim --example soak -- [first] [count] [threads]`.
+//! Fails if a run breaks a promise.
 
+use std::process::ExitCode;
 use std::time::Instant;
 
-fn main() {
+fn main() -> ExitCode {
     let mut numbers = std::env::args().skip(1).filter_map(|arg| arg.parse::<u64>().ok());
     let first = numbers.next().unwrap_or(0);
     let count = numbers.next().unwrap_or(20_000);
@@ -20,4 +22,5 @@ fn main() {
         }
     }
     println!("{} runs in {:?}: {:?}", summary.runs, start.elapsed(), summary.stats);
+    if summary.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

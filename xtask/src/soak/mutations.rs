@@ -32,7 +32,7 @@ struct MutationsArgs {
     /// Only the mutations of this area; can be repeated
     #[arg(long, value_name = "AREA")]
     area: Vec<String>,
-    /// Only the seeds of the product's simulator, without the tests
+    /// Only the seeds of the simulators, without the tests
     #[arg(long)]
     seeds: bool,
     /// Print the mutations and apply none
@@ -62,7 +62,6 @@ pub(super) fn run(rest: &[String]) -> Result<()> {
     let folder = repo::target()?.join("mutations");
     let tree = ScratchTree::copy(repo::root(), &folder.join("tree"))?;
     let runner = Runner::new(&folder);
-    let chosen = without_missing_checks(chosen, &tree);
     let limits = baseline(&chosen, &runner)?;
     let mut verdicts = Vec::new();
     for mutation in chosen {
@@ -96,30 +95,11 @@ fn choose(all: Vec<Mutation>, arguments: &MutationsArgs) -> Result<Vec<Mutation>
     });
     if *seeds {
         for mutation in &mut chosen {
-            mutation.checks.retain(|check| matches!(check, MutationCheck::Seeds(_)));
+            mutation.checks.retain(|check| matches!(check, MutationCheck::Seeds { .. }));
         }
         chosen.retain(|mutation| !mutation.checks.is_empty());
     }
     Ok(chosen)
-}
-
-/// Removes the checks that this tree does not have, and the mutations without any other check.
-fn without_missing_checks(mut chosen: Vec<Mutation>, tree: &ScratchTree) -> Vec<Mutation> {
-    let mut missing = BTreeSet::new();
-    for mutation in &mut chosen {
-        mutation.checks.retain(|check| {
-            let available = check.is_available(tree.path());
-            if !available {
-                missing.insert(check.to_string());
-            }
-            available
-        });
-    }
-    for check in missing {
-        println!("left out: {check}, because tenure-sim has no example of the product yet");
-    }
-    chosen.retain(|mutation| !mutation.checks.is_empty());
-    chosen
 }
 
 /// Runs each check once on the unchanged code, and returns the time limits for the changed code.
@@ -218,7 +198,7 @@ fn summary(verdicts: &[(Mutation, Verdict)]) -> String {
     for (mutation, verdict) in verdicts {
         let column = match verdict {
             Verdict::Noticed(MutationCheck::Tests { .. }, _) => 0,
-            Verdict::Noticed(MutationCheck::Seeds(_), _) => 1,
+            Verdict::Noticed(MutationCheck::Seeds { .. }, _) => 1,
             Verdict::Explained => 2,
             Verdict::Survived => 3,
             Verdict::Broken(_) | Verdict::Outdated(..) => 4,
@@ -257,7 +237,11 @@ fn summary(verdicts: &[(Mutation, Verdict)]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::check::SimulatedWorld;
     use super::*;
+
+    const TEN_SEEDS: MutationCheck =
+        MutationCheck::Seeds { world: SimulatedWorld::Product, count: 10 };
 
     fn mutation(area: &str, name: &str, survives: Option<&str>) -> Mutation {
         Mutation {
@@ -266,10 +250,7 @@ mod tests {
             wrong: "it is wrong".to_owned(),
             file: String::new(),
             edits: Vec::new(),
-            checks: vec![
-                MutationCheck::parse("tenure-core/lib").unwrap(),
-                MutationCheck::Seeds(10),
-            ],
+            checks: vec![MutationCheck::parse("tenure-core/lib").unwrap(), TEN_SEEDS],
             survives: survives.map(str::to_owned),
         }
     }
@@ -301,16 +282,13 @@ mod tests {
         let all = vec![without, mutation("core", "two", None)];
         let chosen = choose(all, &arguments("--seeds")).unwrap();
         assert_eq!(chosen.len(), 1);
-        assert_eq!(chosen[0].checks, [MutationCheck::Seeds(10)]);
+        assert_eq!(chosen[0].checks, [TEN_SEEDS]);
     }
 
     #[test]
     fn a_summary_counts_by_area_and_names_what_is_left() {
         let verdicts = [
-            (
-                mutation("core", "one", None),
-                Verdict::Noticed(MutationCheck::Seeds(10), "x".to_owned()),
-            ),
+            (mutation("core", "one", None), Verdict::Noticed(TEN_SEEDS, "x".to_owned())),
             (mutation("core", "two", None), Verdict::Survived),
             (mutation("engine", "three", Some("it is equal")), Verdict::Explained),
         ];

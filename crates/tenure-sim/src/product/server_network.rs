@@ -37,6 +37,9 @@ impl Network for SimulatedNetwork {
     ) -> io::Result<()> {
         events.clear();
         world::with(|world| {
+            if let Some(what) = world.tap.borrow_mut().end_turn() {
+                world.breach(ProductBreach::Overtaken, what);
+            }
             let event = |token, readable, writable, closed| NetworkEvent {
                 token,
                 readable,
@@ -105,8 +108,10 @@ impl Read for ServerStream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = world::with(|world| {
             let read = world.net.borrow_mut().read(self.0, Side::Server, buffer, world.now.get());
-            if let Some(Ok(read)) = &read {
-                world.tap.borrow_mut().read(self.0, &buffer[..*read]);
+            match &read {
+                None => {}
+                Some(Ok(0) | Err(_)) => world.tap.borrow_mut().forget(self.0),
+                Some(Ok(read)) => world.tap.borrow_mut().read(self.0, &buffer[..*read]),
             }
             read
         });
@@ -165,12 +170,9 @@ impl ProductWorld {
             Some(Err(_)) => bytes.len(),
             None => 0,
         };
-        let overtaken = tap.written(connection, &bytes[..count]);
+        tap.written(connection, &bytes[..count]);
         if count < bytes.len() {
             tap.blocked(connection);
-        }
-        if let Some(what) = overtaken {
-            self.breach(ProductBreach::Overtaken, what);
         }
         let expired = std::mem::take(&mut tap.expired);
         drop(tap);

@@ -14,6 +14,8 @@ pub(super) struct WireTap {
     /// Claims that were granted or abandoned, or may have been. They are no longer judged: the reply to a repeat of
     /// such a claim may be no new grant.
     settled: BTreeSet<String>,
+    /// Grants of this turn that were written while another claim was first in the queue.
+    suspected: Vec<SuspectedGrant>,
     pub(super) waits: u64,
     /// Numbers of the holds that the server has declared expired since they were last taken.
     pub(super) expired: Vec<u64>,
@@ -43,6 +45,17 @@ struct QueuedClaim {
     connection: usize,
 }
 
+/// A grant that may have overtaken a waiter. The server writes to its connections in another order than it grants: a
+/// waiter with a shorter lease can be granted the key and lose it again before its grant is written.
+#[derive(Debug)]
+struct SuspectedGrant {
+    key: String,
+    id: String,
+    handle: String,
+    /// The claim that was first in the queue.
+    first: String,
+}
+
 impl WireTap {
     /// The server has read these bytes.
     pub(super) fn read(&mut self, connection: usize, bytes: &[u8]) {
@@ -69,45 +82,43 @@ impl WireTap {
         self.settle(settled);
     }
 
-    /// The server has written these bytes. Returns a description if a waiter was overtaken.
-    pub(super) fn written(&mut self, connection: usize, bytes: &[u8]) -> Option<String> {
+    /// The server has written these bytes.
+    pub(super) fn written(&mut self, connection: usize, bytes: &[u8]) {
         let tapped = self.connections.entry(connection).or_default();
         tapped.output.extend_from_slice(bytes);
-        let mut overtaken = None;
         while let Some(line) = self.take_line(connection) {
             let mut words = line.split(' ');
             let (first, second) = (words.next().unwrap_or_default(), words.next());
-            let breach = if first == "!" {
-                let id = words.next().unwrap_or_default();
+            if first == "!" {
+                let (id, third) = (words.next().unwrap_or_default(), words.next());
                 match second {
-                    Some("granted") => self.granted(id, None),
-                    Some("ended") => {
-                        if words.next() == Some("expired") {
-                            self.expired.extend(id.parse::<u64>());
-                        }
-                        None
+                    Some("granted") => self.granted(id, None, third),
+                    Some("ended") if third == Some("expired") => {
+                        self.expired.extend(id.parse::<u64>());
                     }
-                    Some("gone") => {
-                        self.remove(|claim| claim.id == id);
-                        None
-                    }
-                    _ => None,
+                    Some("gone") => self.remove(|claim| claim == id),
+                    _ => {}
                 }
             } else {
                 let tapped = self.connections.entry(connection).or_default();
-                let request = tapped.requests.pop_front();
-                match (request, first) {
+                match (tapped.requests.pop_front(), first) {
                     (Some(TappedRequest::Claim { key, id }), "queued") => {
                         self.queued(key, id, connection);
-                        None
                     }
-                    (Some(TappedRequest::Claim { key, id }), "ok") => self.granted(&id, Some(&key)),
-                    _ => None,
+                    (Some(TappedRequest::Claim { key, id }), "ok") => {
+                        self.granted(&id, Some(&key), second);
+                    }
+                    _ => {}
                 }
-            };
-            overtaken = overtaken.or(breach);
+            }
         }
-        overtaken
+    }
+
+    /// The server has written all that it decided so far. Returns a description if a waiter was overtaken.
+    pub(super) fn end_turn(&mut self) -> Option<String> {
+        let overtaking = self.suspected.drain(..).next()?;
+        let SuspectedGrant { key, id, first, .. } = overtaking;
+        Some(format!("{key}: claim {id} was granted before claim {first}"))
     }
 
     /// A socket had no room for all of the output.
@@ -129,9 +140,9 @@ impl WireTap {
         self.forget(connection);
     }
 
-    /// Forgets the waiting claims of a connection. They may have been granted just before, without a word on the wire:
-    /// the reply to a repeat of such a claim is not judged.
-    fn forget(&mut self, connection: usize) {
+    /// Forgets the waiting claims of a connection whose end the server has read. They leave their queues, and may have
+    /// been granted just before, without a word on the wire: the reply to a repeat of such a claim is not judged.
+    pub(super) fn forget(&mut self, connection: usize) {
         let claims = self.queues.values().flatten();
         let ids = claims.filter(|claim| claim.connection == connection);
         let ids: Vec<String> = ids.map(|claim| claim.id.clone()).collect();
@@ -140,7 +151,7 @@ impl WireTap {
 
     /// Takes these claims out of their queues, and does not judge their next grant.
     fn settle(&mut self, ids: Vec<String>) {
-        self.remove(|claim| ids.contains(&claim.id));
+        self.remove(|claim| ids.iter().any(|id| id == claim));
         self.settled.extend(ids);
     }
 
@@ -149,6 +160,7 @@ impl WireTap {
         self.connections.clear();
         self.queues.clear();
         self.settled.clear();
+        self.suspected.clear();
     }
 
     fn take_line(&mut self, connection: usize) -> Option<String> {
@@ -169,30 +181,36 @@ impl WireTap {
         }
     }
 
-    /// A claim was granted: by a push, or in the reply to a claim for `key`.
-    fn granted(&mut self, id: &str, key: Option<&str>) -> Option<String> {
+    /// A claim was granted: by a push, or in the reply to a claim for `key`. Handles begin with the token.
+    fn granted(&mut self, id: &str, key: Option<&str>, handle: Option<&str>) {
+        let handle = handle.unwrap_or_default();
+        self.suspected.retain(|later| later.first != id || *later.handle < *handle);
         if !self.settled.insert(id.to_owned()) {
-            return None;
+            return;
         }
         let waiting =
             self.queues.iter().find(|(_, queue)| queue.iter().any(|claim| claim.id == id));
-        let key = waiting.map(|(key, _)| key.clone()).or_else(|| key.map(str::to_owned))?;
+        let key = waiting.map(|(key, _)| key.clone()).or_else(|| key.map(str::to_owned));
+        let Some(key) = key else { return };
         let queue = self.queues.entry(key.clone()).or_default();
         let place = queue.iter().position(|claim| claim.id == id);
-        let overtaken = (place != Some(0))
-            .then(|| queue.first())
-            .flatten()
-            .map(|first| format!("{key}: claim {id} was granted before claim {}", first.id));
+        if place != Some(0)
+            && let Some(first) = queue.first()
+        {
+            let (id, handle, first) = (id.to_owned(), handle.to_owned(), first.id.clone());
+            self.suspected.push(SuspectedGrant { key, id, handle, first });
+        }
         if let Some(place) = place {
             queue.remove(place);
         }
-        overtaken
     }
 
-    fn remove(&mut self, gone: impl Fn(&QueuedClaim) -> bool) {
+    /// Removes claims that left their queues.
+    fn remove(&mut self, gone: impl Fn(&str) -> bool) {
         for queue in self.queues.values_mut() {
-            queue.retain(|claim| !gone(claim));
+            queue.retain(|claim| !gone(&claim.id));
         }
+        self.suspected.retain(|grant| !gone(&grant.first));
     }
 }
 

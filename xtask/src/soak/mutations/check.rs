@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use nix::sys::signal::Signal;
+use serde::Deserialize;
 
 use crate::command::Group;
 use crate::{interrupt, repo};
@@ -21,8 +22,6 @@ pub(super) const BASELINE_LIMIT: Duration = Duration::from_secs(30 * 60);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Lines of output that an error shows.
 const SHOWN_LINES: usize = 40;
-/// Example of `tenure-sim` that runs seeds of the product.
-const PRODUCT_EXAMPLE: &str = "product";
 /// Threads on which the seeds run.
 const SEED_THREADS: &str = "2";
 /// Test targets that need a feature of their package.
@@ -34,8 +33,29 @@ const FEATURES: &[(&str, &str, &str)] =
 pub(super) enum MutationCheck {
     /// Tests of one target: an integration test, or the unit tests (`lib`).
     Tests { package: String, target: String },
-    /// The first seeds of the product's simulator.
-    Seeds(u32),
+    /// The first seeds of a simulator.
+    Seeds { world: SimulatedWorld, count: u32 },
+}
+
+/// A simulator of `tenure-sim`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum SimulatedWorld {
+    /// The shipped library and server.
+    #[default]
+    Product,
+    /// The pure core on models of the stores.
+    Rules,
+}
+
+impl SimulatedWorld {
+    /// Example of `tenure-sim` that runs its seeds.
+    fn example(self) -> &'static str {
+        match self {
+            Self::Product => "product",
+            Self::Rules => "soak",
+        }
+    }
 }
 
 impl MutationCheck {
@@ -49,25 +69,14 @@ impl MutationCheck {
         }
     }
 
-    /// False for a check whose program does not exist in `tree`.
-    pub(super) fn is_available(&self, tree: &Path) -> bool {
-        let examples = tree.join("crates/tenure-sim/examples");
-        match self {
-            Self::Tests { .. } => true,
-            Self::Seeds(_) => {
-                examples.join(format!("{PRODUCT_EXAMPLE}.rs")).exists()
-                    || examples.join(PRODUCT_EXAMPLE).exists()
-            }
-        }
-    }
-
     /// Arguments of cargo that build the check and do not run it.
     fn build_arguments(&self) -> Vec<String> {
         match self {
             Self::Tests { .. } => [self.run_arguments(), vec!["--no-run".to_owned()]].concat(),
-            Self::Seeds(_) => {
+            Self::Seeds { world, .. } => {
                 let words = ["build", "--locked", "--release", "--package", "tenure-sim"];
-                words.into_iter().chain(["--example", PRODUCT_EXAMPLE]).map(str::to_owned).collect()
+                let example = ["--example", world.example()];
+                words.into_iter().chain(example).map(str::to_owned).collect()
             }
         }
     }
@@ -86,13 +95,13 @@ impl MutationCheck {
                 let feature = feature.map(|(.., feature)| ["--features", feature]);
                 base.into_iter().chain(target).chain(feature.into_iter().flatten()).collect()
             }
-            Self::Seeds(count) => {
+            Self::Seeds { world, count } => {
                 let base = ["run", "--locked", "--release", "--package", "tenure-sim"];
                 let count = count.to_string();
                 let seeds = ["--", "0", &count, SEED_THREADS];
                 return base
                     .into_iter()
-                    .chain(["--example", PRODUCT_EXAMPLE])
+                    .chain(["--example", world.example()])
                     .chain(seeds)
                     .map(str::to_owned)
                     .collect();
@@ -106,7 +115,10 @@ impl fmt::Display for MutationCheck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tests { package, target } => write!(f, "{package}/{target}"),
-            Self::Seeds(count) => write!(f, "{count} seeds"),
+            Self::Seeds { world: SimulatedWorld::Product, count } => write!(f, "{count} seeds"),
+            Self::Seeds { world: SimulatedWorld::Rules, count } => {
+                write!(f, "{count} seeds of the rules")
+            }
         }
     }
 }
@@ -262,11 +274,17 @@ mod tests {
     }
 
     #[test]
-    fn seeds_run_the_simulator_of_the_product() {
-        let run = MutationCheck::Seeds(1000).run_arguments().join(" ");
-        assert!(run.ends_with("--package tenure-sim --example product -- 0 1000 2"), "{run}");
-        let build = MutationCheck::Seeds(1000).build_arguments().join(" ");
-        assert!(build.starts_with("build") && build.ends_with("--example product"), "{build}");
+    fn seeds_run_a_simulator() {
+        for (world, example) in
+            [(SimulatedWorld::Product, "product"), (SimulatedWorld::Rules, "soak")]
+        {
+            let check = MutationCheck::Seeds { world, count: 1000 };
+            let run = check.run_arguments().join(" ");
+            let end = format!("--package tenure-sim --example {example} -- 0 1000 2");
+            assert!(run.ends_with(&end), "{run}");
+            let build = check.build_arguments().join(" ");
+            assert!(build.starts_with("build") && build.ends_with(example), "{build}");
+        }
     }
 
     #[test]

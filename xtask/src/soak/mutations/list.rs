@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
-use super::check::MutationCheck;
+use super::check::{MutationCheck, SimulatedWorld};
 use crate::repo;
 
 /// Folder of the list.
@@ -57,8 +57,11 @@ struct MutationEntry {
     #[serde(default)]
     more: Vec<Edit>,
     noticed_by: Vec<String>,
-    /// Number of seeds within which the simulator of the product is to find the change.
+    /// Number of seeds within which a simulator is to find the change.
     seeds: Option<u32>,
+    /// The simulator: that of the product by default.
+    #[serde(default)]
+    world: SimulatedWorld,
     survives: Option<String>,
 }
 
@@ -82,7 +85,8 @@ fn parse(area: &str, text: &str) -> Result<Vec<Mutation>> {
     let file: ListFile = toml::from_str(text)?;
     let mutation = |entry: MutationEntry| {
         let tests = entry.noticed_by.iter().map(|name| MutationCheck::parse(name));
-        let seeds = entry.seeds.map(|count| Ok(MutationCheck::Seeds(count)));
+        let world = entry.world;
+        let seeds = entry.seeds.map(|count| Ok(MutationCheck::Seeds { world, count }));
         let checks = tests.chain(seeds).collect::<Result<Vec<_>>>();
         let first = Edit { find: entry.find, replace: entry.replace };
         Ok(Mutation {
@@ -166,7 +170,9 @@ mod tests {
             let mutation = mutations.iter().find(|mutation| mutation.name == name);
             let checks = &mutation.unwrap_or_else(|| panic!("{name} is not in the list")).checks;
             assert!(
-                checks.iter().any(|check| matches!(check, MutationCheck::Seeds(1..=1000))),
+                checks
+                    .iter()
+                    .any(|check| matches!(check, MutationCheck::Seeds { count: 1..=1000, .. })),
                 "{name}"
             );
         }

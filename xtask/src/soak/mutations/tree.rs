@@ -42,10 +42,6 @@ impl ScratchTree {
         Ok(Self(copy.to_owned()))
     }
 
-    pub(super) fn path(&self) -> &Path {
-        &self.0
-    }
-
     /// Applies a mutation until the result is dropped.
     pub(super) fn apply(&self, mutation: &Mutation) -> Result<Applied> {
         let path = self.0.join(&mutation.file);
