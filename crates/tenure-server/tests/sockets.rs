@@ -10,8 +10,10 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use rustix::net::sockopt;
+use rcgen::{CertificateParams, CertifiedIssuer, DnType, KeyPair};
+use rustix::net::{self, AddressFamily, SocketType, sockopt};
 use rustls::pki_types::PrivateKeyDer;
+use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, StreamOwned};
 use tenure_server::journal::{Journal, JournalOptions, OpenedJournal};
 use tenure_server::{Engine, Handle, Server, ServerMetrics, Settings, clock};
@@ -249,18 +251,27 @@ fn a_client_that_reads_late_gets_every_reply() {
     server.stop();
 }
 
-/// A certificate for `localhost`, as a server and as its clients use it.
-fn certificate() -> (Arc<ServerConfig>, Arc<ClientConfig>) {
-    let issued = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-    let key = PrivateKeyDer::try_from(issued.signing_key.serialize_der()).unwrap();
-    let chain = vec![issued.cert.der().clone()];
+/// Certificate of an authority whose name has `length` characters, for `localhost`.
+fn certificate(length: usize) -> CertifiedIssuer<'static, KeyPair> {
+    let mut params = CertificateParams::new(["localhost".to_owned()]).unwrap();
+    params.distinguished_name.push(DnType::CommonName, "x".repeat(length));
+    CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+}
+
+/// TLS of a server with this certificate, and of its clients. The server accepts clients without a certificate.
+fn tls(certificate: &CertifiedIssuer<'_, KeyPair>) -> (Arc<ServerConfig>, Arc<ClientConfig>) {
+    let key = PrivateKeyDer::try_from(certificate.key().serialize_der()).unwrap();
+    let chain = vec![certificate.der().clone()];
     let mut roots = RootCertStore::empty();
     roots.add(chain[0].clone()).unwrap();
+    let roots = Arc::new(roots);
     let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier =
+        WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider));
     let server = ServerConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
         .unwrap()
-        .with_no_client_auth()
+        .with_client_cert_verifier(verifier.allow_unauthenticated().build().unwrap())
         .with_single_cert(chain, key)
         .unwrap();
     let client = ClientConfig::builder_with_provider(provider)
@@ -277,7 +288,7 @@ fn a_client_that_reads_late_under_tls_gets_every_reply() {
     // As many as fit into one TLS record. The server decrypts all of them at once: when it serves the last ones, no
     // bytes are left in the socket, so no event of the system reports them.
     const REQUESTS: usize = (16 << 10) / REQUEST.len();
-    let (server_config, client_config) = certificate();
+    let (server_config, client_config) = tls(&certificate(9));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     // A buffer that takes a few replies. Connections inherit its size.
     sockopt::set_socket_send_buffer_size(&listener, 4096).unwrap();
@@ -301,6 +312,30 @@ fn a_client_that_reads_late_under_tls_gets_every_reply() {
         client.read_line(&mut line).unwrap_or_else(|error| panic!("reply {reply}: {error}"));
         assert_eq!(line.split_at(20).0, first, "reply {reply}");
     }
+    server.stop();
+}
+
+#[test]
+fn a_handshake_larger_than_the_send_buffer_is_completed() {
+    // The server sends the long name three times: as the subject and the issuer of its certificate, and as an authority
+    // that may have signed a certificate of the client.
+    let (server_config, client_config) = tls(&certificate(15_000));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    sockopt::set_socket_send_buffer_size(&listener, 4096).unwrap();
+    let engine = Engine::new(Settings::default(), None, 1, 1);
+    let server = Running::on(listener, Some(server_config), engine, Duration::ZERO);
+    let session = ClientConnection::new(client_config, "localhost".try_into().unwrap()).unwrap();
+    // A small window keeps the kernel from taking more than the buffer of the server has room for.
+    let socket = net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    sockopt::set_socket_recv_buffer_size(&socket, 2048).unwrap();
+    net::connect(&socket, &server.address).unwrap();
+    let stream = TcpStream::from(socket);
+    stream.set_read_timeout(Some(BOUND)).unwrap();
+    let mut client = BufReader::new(StreamOwned::new(session, stream));
+    client.get_mut().write_all(b"ping\n_\n_\n").unwrap();
+    let mut line = String::new();
+    client.read_line(&mut line).unwrap();
+    assert_eq!(line, "ok\n");
     server.stop();
 }
 
