@@ -305,8 +305,8 @@ fn a_client_that_reads_late_under_tls_gets_every_reply() {
     let first = line.split_at(20).0.to_owned();
     let before = server.metrics().counters.requests;
     client.get_mut().write_all(REQUEST.repeat(REQUESTS).as_bytes()).unwrap();
-    let served = server.until_blocked(before + 1) - before;
-    assert!(served < REQUESTS as u64, "the replies fit into the buffers of the sockets");
+    let answered = server.until_blocked(before + 1) - before;
+    assert!(answered < REQUESTS as u64, "the replies fit into the buffers of the sockets");
     for reply in 0..REQUESTS {
         line.clear();
         client.read_line(&mut line).unwrap_or_else(|error| panic!("reply {reply}: {error}"));
