@@ -418,7 +418,13 @@ impl<N: Network> Server<N> {
             }
             return;
         }
-        match socket.transport.read(&mut self.buffer) {
+        let read = socket.transport.read(&mut self.buffer);
+        match socket.watch_session_output(&self.network) {
+            Progress::Done => {}
+            Progress::Blocked => self.engine.write_blocked(owner, self.network.now()),
+            Progress::Broken => return self.hang_up(owner, Hangup::Aborted),
+        }
+        match read {
             Ok(0) => self.hang_up(owner, Hangup::Finished),
             Ok(read) => {
                 // A read that did not fill the buffer has emptied the socket, and the system reports later bytes. Not

@@ -149,6 +149,12 @@ impl<S: NetworkStream> Socket<S> {
         self.set_blocked(false, network)
     }
 
+    /// Waits for room if the TLS session has unsent output. A session has output of its own while it is read, such as
+    /// a handshake with a large certificate. No later reply would send the rest: the peer waits for it.
+    pub(crate) fn watch_session_output(&mut self, network: &impl Network<Stream = S>) -> Progress {
+        if self.transport.has_unsent() { self.set_blocked(true, network) } else { Progress::Done }
+    }
+
     /// Shuts down writing as soon as the backlog is sent.
     pub(crate) fn close_after_flush(&mut self) {
         self.closing = true;

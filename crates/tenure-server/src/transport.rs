@@ -113,6 +113,14 @@ impl<S: NetworkStream> Transport<S> {
         }
     }
 
+    /// True if the TLS session has output that the socket had no room for.
+    pub(crate) fn has_unsent(&self) -> bool {
+        match self {
+            Self::Plain(_) => false,
+            Self::Tls(tls) => tls.session.wants_write(),
+        }
+    }
+
     /// Sends what the TLS session has buffered. True if nothing is left.
     pub(crate) fn flush(&mut self) -> io::Result<bool> {
         match self {

@@ -1,14 +1,20 @@
-//! The server on real sockets: peers that close, do not read, or send more than one read takes; and its journal.
+//! The server on real sockets: peers that close, do not read, or send more than one read takes, also under TLS; and its
+//! journal.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use rcgen::{CertificateParams, CertifiedIssuer, DnType, KeyPair};
+use rustix::net::{self, AddressFamily, SocketType, sockopt};
+use rustls::pki_types::PrivateKeyDer;
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, StreamOwned};
 use tenure_server::journal::{Journal, JournalOptions, OpenedJournal};
 use tenure_server::{Engine, Handle, Server, ServerMetrics, Settings, clock};
 
@@ -31,16 +37,29 @@ impl Running {
 
     fn with(engine: Engine, shutdown_timeout: Duration) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self::on(listener, None, engine, shutdown_timeout)
+    }
+
+    fn on(
+        listener: TcpListener,
+        tls: Option<Arc<ServerConfig>>,
+        engine: Engine,
+        shutdown_timeout: Duration,
+    ) -> Self {
         let address = listener.local_addr().unwrap();
-        let (server, handle) = Server::new(listener, None, engine, shutdown_timeout).unwrap();
+        let (server, handle) = Server::new(listener, tls, engine, shutdown_timeout).unwrap();
         Self { address, handle, thread: thread::spawn(move || server.run()) }
     }
 
     fn client(&self) -> Client {
+        Client(BufReader::new(self.connect()))
+    }
+
+    fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.address).unwrap();
         stream.set_read_timeout(Some(BOUND)).unwrap();
         stream.set_nodelay(true).unwrap();
-        Client(BufReader::new(stream))
+        stream
     }
 
     /// Calls `meanwhile` while the server is busy: everything that it sends arrives in one turn.
@@ -68,6 +87,23 @@ impl Running {
         while !wanted(&self.metrics()) {
             assert!(begun.elapsed() < BOUND, "{:?}", self.metrics().sizes);
             thread::yield_now();
+        }
+    }
+
+    /// Waits until the server serves no more requests, because a client does not read its replies. Returns the number
+    /// of requests served, which is at least `least`.
+    fn until_blocked(&self, least: u64) -> u64 {
+        let mut before = 0;
+        loop {
+            // Each call takes a turn, in which the server would read more.
+            for _ in 0..200 {
+                self.metrics();
+            }
+            let now = self.metrics().counters.requests;
+            if now == before && now >= least {
+                return now;
+            }
+            before = now;
         }
     }
 
@@ -105,23 +141,13 @@ impl Client {
     /// Sends requests with long replies and reads none, until the server can send no more.
     fn stop_reading(&mut self, server: &Running, requests: usize) {
         let mut stream = self.0.get_ref().try_clone().unwrap();
+        let before = server.metrics().counters.requests;
         // On a thread of its own: the server stops reading, and the write then blocks.
         thread::spawn(move || {
             let _ = stream.write_all("q\nkey\n\n".repeat(requests).as_bytes());
         });
-        // The number of requests stops growing when the server waits for this client. The thread may begin late.
-        let least = server.metrics().counters.requests + 1_000;
-        let mut before = 0;
-        loop {
-            for _ in 0..200 {
-                server.metrics();
-            }
-            let now = server.metrics().counters.requests;
-            if now == before && now > least {
-                return;
-            }
-            before = now;
-        }
+        // The thread may begin late.
+        server.until_blocked(before + 1_000);
     }
 }
 
@@ -222,6 +248,94 @@ fn a_client_that_reads_late_gets_every_reply() {
         let line = client.line();
         assert_eq!(line.split_at(20).0, first.split_at(20).0, "reply {reply}");
     }
+    server.stop();
+}
+
+/// Certificate of an authority whose name has `length` characters, for `localhost`.
+fn certificate(length: usize) -> CertifiedIssuer<'static, KeyPair> {
+    let mut params = CertificateParams::new(["localhost".to_owned()]).unwrap();
+    params.distinguished_name.push(DnType::CommonName, "x".repeat(length));
+    CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+}
+
+/// TLS of a server with this certificate, and of its clients. The server accepts clients without a certificate.
+fn tls(certificate: &CertifiedIssuer<'_, KeyPair>) -> (Arc<ServerConfig>, Arc<ClientConfig>) {
+    let key = PrivateKeyDer::try_from(certificate.key().serialize_der()).unwrap();
+    let chain = vec![certificate.der().clone()];
+    let mut roots = RootCertStore::empty();
+    roots.add(chain[0].clone()).unwrap();
+    let roots = Arc::new(roots);
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier =
+        WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider));
+    let server = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_client_cert_verifier(verifier.allow_unauthenticated().build().unwrap())
+        .with_single_cert(chain, key)
+        .unwrap();
+    let client = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    (Arc::new(server), Arc::new(client))
+}
+
+#[test]
+fn a_client_that_reads_late_under_tls_gets_every_reply() {
+    const REQUEST: &str = "q\nkey\n\n";
+    // As many as fit into one TLS record. The server decrypts all of them at once: when it serves the last ones, no
+    // bytes are left in the socket, so no event of the system reports them.
+    const REQUESTS: usize = (16 << 10) / REQUEST.len();
+    let (server_config, client_config) = tls(&certificate(9));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    // A buffer that takes a few replies. Connections inherit its size.
+    sockopt::set_socket_send_buffer_size(&listener, 4096).unwrap();
+    let engine = Engine::new(small_reads(), None, 1, 1);
+    let server = Running::on(listener, Some(server_config), engine, Duration::ZERO);
+    let session = ClientConnection::new(client_config, "localhost".try_into().unwrap()).unwrap();
+    let mut client = BufReader::new(StreamOwned::new(session, server.connect()));
+    let mut line = String::new();
+    for request in ["l\nkey\n0 600\n", REQUEST] {
+        line.clear();
+        client.get_mut().write_all(request.as_bytes()).unwrap();
+        client.read_line(&mut line).unwrap();
+    }
+    let first = line.split_at(20).0.to_owned();
+    let before = server.metrics().counters.requests;
+    client.get_mut().write_all(REQUEST.repeat(REQUESTS).as_bytes()).unwrap();
+    let answered = server.until_blocked(before + 1) - before;
+    assert!(answered < REQUESTS as u64, "the replies fit into the buffers of the sockets");
+    for reply in 0..REQUESTS {
+        line.clear();
+        client.read_line(&mut line).unwrap_or_else(|error| panic!("reply {reply}: {error}"));
+        assert_eq!(line.split_at(20).0, first, "reply {reply}");
+    }
+    server.stop();
+}
+
+#[test]
+fn a_handshake_larger_than_the_send_buffer_is_completed() {
+    // The server sends the long name three times: as the subject and the issuer of its certificate, and as an authority
+    // that may have signed a certificate of the client.
+    let (server_config, client_config) = tls(&certificate(15_000));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    sockopt::set_socket_send_buffer_size(&listener, 4096).unwrap();
+    let engine = Engine::new(Settings::default(), None, 1, 1);
+    let server = Running::on(listener, Some(server_config), engine, Duration::ZERO);
+    let session = ClientConnection::new(client_config, "localhost".try_into().unwrap()).unwrap();
+    // A small window keeps the kernel from taking more than the buffer of the server has room for.
+    let socket = net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    sockopt::set_socket_recv_buffer_size(&socket, 2048).unwrap();
+    net::connect(&socket, &server.address).unwrap();
+    let stream = TcpStream::from(socket);
+    stream.set_read_timeout(Some(BOUND)).unwrap();
+    let mut client = BufReader::new(StreamOwned::new(session, stream));
+    client.get_mut().write_all(b"ping\n_\n_\n").unwrap();
+    let mut line = String::new();
+    client.read_line(&mut line).unwrap();
+    assert_eq!(line, "ok\n");
     server.stop();
 }
 

@@ -1,4 +1,4 @@
-//! A frame without its end mark: the last write of a killed server, or damage.
+//! Writes that were cut short: a frame without its end mark, and facts of which only one copy was replaced.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
@@ -61,4 +61,38 @@ fn a_frame_that_lost_its_mark_is_torn_only_at_the_end() {
     }
     let torn = without_mark(2).unwrap();
     assert_eq!((torn.last_run, torn.holds.len()), (LastRun::Crashed(CrashCause::TornTail), 2));
+}
+
+/// Stops a server cleanly, and leaves the directory as a crash leaves it after the first of the two renames of the
+/// facts: the copy `stale` is the old one, and no file of the last run is removed.
+fn stop_cut_before_the_rename_of(stale: &str, options: &JournalOptions) {
+    let mut journal = Journal::open(options, "boot", START, WALL).unwrap().journal;
+    journal.granted(b"k", Mode::Exclusive, LockToken::new(WALL, 7), LEASE, START + LEASE, b"");
+    journal.commit().unwrap();
+    let names = std::fs::read_dir(&options.dir).unwrap().map(|entry| entry.unwrap().path());
+    let before: Vec<_> = names.map(|path| (std::fs::read(&path).unwrap(), path)).collect();
+    journal.close(START).unwrap();
+    for (bytes, path) in before {
+        if !path.exists() || path.ends_with(stale) {
+            std::fs::write(path, bytes).unwrap();
+        }
+    }
+}
+
+#[test]
+fn the_newer_of_two_copies_of_the_facts_counts() {
+    for stale in ["facts.a", "facts.b"] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = JournalOptions::new(folder.path().join("data"));
+        options.segment_bytes = 4096;
+        stop_cut_before_the_rename_of(stale, &options);
+        // The newer copy reports a clean stop. By the older copy the run had not ended: after a reboot its hold would
+        // be lost, and nothing would be granted for the length of a lease.
+        let opened = Journal::open(&options, "next boot", START, WALL).unwrap();
+        assert_eq!(
+            (opened.last_run, opened.holds.len(), opened.embargo_until),
+            (LastRun::Clean, 1, None),
+            "{stale} is the older copy"
+        );
+    }
 }

@@ -488,3 +488,23 @@ impl KeeperRequest {
         }
     }
 }
+
+#[cfg(all(test, unix, feature = "file"))]
+mod tests {
+    use super::*;
+    use crate::Client;
+
+    #[tokio::test]
+    async fn a_view_of_a_released_hold_is_not_held_even_before_its_keeper_has_ended() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let url = format!("file:{}", folder.path().display());
+        let client = Client::connect(&url).await.expect("a folder of its own");
+        let guard = client.lock("key").acquire().await.expect("free");
+        let view = guard.view();
+        assert!(!view.remaining().is_zero());
+        // The hold is released inline: this thread has not run the keeper since.
+        guard.release().await.expect("held");
+        assert!(view.state.has_changed().is_ok(), "the keeper has not ended");
+        assert_eq!(view.remaining(), Duration::ZERO);
+    }
+}

@@ -1,13 +1,19 @@
-//! Stops the serving thread, in logical time, between any two readings of its clock.
+//! A server that is driven turn by turn. Its thread is stopped, in logical time, between any two readings of its clock,
+//! or a client is gone when the server replies.
 
 use std::cell::RefCell;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::time::Instant;
+
+use rustix::net::sockopt;
 
 use super::*;
 use crate::Settings;
 
 const LEASE: Duration = Duration::from_secs(15);
+/// Longest wait, long enough for a busy machine. Only a test that fails waits for it.
+const BOUND: Duration = Duration::from_secs(30);
 /// Time for which the thread is stopped.
 const STOP: Duration = Duration::from_secs(10);
 
@@ -75,14 +81,14 @@ impl Harness {
 
     /// Reads the next reply.
     fn line(&mut self) -> String {
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         loop {
             if let Some((line, rest)) = self.received.split_once('\n') {
                 let line = line.to_owned();
                 self.received = rest.to_owned();
                 return line;
             }
-            assert!(begun.elapsed() < Duration::from_secs(30), "no reply");
+            assert!(begun.elapsed() < BOUND, "no reply");
             self.turn();
             let mut bytes = [0; 1024];
             if let Ok(read) = self.client.read(&mut bytes) {
@@ -131,4 +137,31 @@ fn a_lease_counts_from_after_its_request_was_sent_wherever_the_server_was_stoppe
         readings += 1;
     }
     assert!(readings >= 3, "the clock was read {readings} times in a turn");
+}
+
+#[test]
+fn a_hold_of_a_broken_connection_is_granted_to_the_next_waiter_in_the_same_turn() {
+    let mut harness = Harness::new();
+    harness.client.write_all(b"l\nk\n0 60\n").unwrap();
+    assert!(harness.line().starts_with("ok "));
+    let mut waiter = TcpStream::connect(harness.server.address().unwrap()).unwrap();
+    waiter.set_read_timeout(Some(BOUND)).unwrap();
+    waiter.write_all(b"l\nk\n60\n").unwrap();
+    let begun = Instant::now();
+    while harness.server.engine.metrics(fake_now()).sizes.waiters == 0 {
+        assert!(begun.elapsed() < BOUND, "no waiter");
+        harness.turn();
+    }
+    harness.client.write_all(b"ping\n_\n_\n").unwrap();
+    let Harness { mut server, client: holder, .. } = harness;
+    server.network.wait(Some(BOUND), &mut server.events).unwrap();
+    assert_eq!(server.events.len(), 1, "the request of the holder");
+    // Reset after the events of the turn were taken: the server serves the request, and its reply cannot be sent.
+    sockopt::set_socket_linger(&holder, Some(Duration::ZERO)).unwrap();
+    drop(holder);
+    server.turn().unwrap();
+    // There is no further turn: a running server may now sleep for seconds.
+    let mut grant = [0; 3];
+    waiter.read_exact(&mut grant).expect("the waiter is granted the lock");
+    assert_eq!(&grant, b"ok ");
 }

@@ -10,6 +10,7 @@ use tenure::store::{Capabilities, Handoff, Liveness, QueueKind};
 use tenure::{Client, Store};
 
 mod fencing;
+mod repeating;
 mod script;
 mod support;
 mod talking;

@@ -12,11 +12,11 @@ use crate::script::{Peer, Script};
 use crate::support::{TestServer, until};
 
 const TOKEN: &str = "000000000000002adeadbeef00000001";
-const LIMIT: Duration = Duration::from_secs(20);
+pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(30);
 const TTL: Duration = Duration::from_millis(1500);
 
-fn claim(id: u128, queue: bool) -> Claim {
+pub(crate) fn claim(id: u128, queue: bool) -> Claim {
     Claim {
         id,
         key: Key::new("a b").expect("a key"),
@@ -30,7 +30,7 @@ fn claim(id: u128, queue: bool) -> Claim {
     }
 }
 
-async fn connected(script: &Script) -> (Arc<dyn Store>, Peer) {
+pub(crate) async fn connected(script: &Script) -> (Arc<dyn Store>, Peer) {
     let url = script.url();
     let (client, peer) = tokio::join!(Client::connect(&url), script.greeted("1", 86_400_000));
     (Arc::clone(client.expect("greeted").store()), peer)
@@ -203,9 +203,9 @@ async fn a_renewal_for_less_than_the_ttl_is_refused() {
     assert_eq!(renewed.expect_err("shorter than asked").kind(), ErrorKind::Invalid);
 }
 
-/// A place in the queue that the script gave to claim 1.
-async fn queued(store: &Arc<dyn Store>, peer: &mut Peer) -> Box<dyn Place> {
-    let waiting = claim(1, true);
+/// A place in the queue that the script gave to a claim.
+pub(crate) async fn queued(id: u128, store: &Arc<dyn Store>, peer: &mut Peer) -> Box<dyn Place> {
+    let waiting = claim(id, true);
     let (answer, ()) = tokio::join!(store.claim(&waiting, LIMIT), async {
         peer.request().await;
         peer.say("queued").await;
@@ -220,7 +220,7 @@ async fn queued(store: &Arc<dyn Store>, peer: &mut Peer) -> Box<dyn Place> {
 async fn a_place_whose_connection_broke_is_neither_gone_nor_abandoned() {
     let script = Script::new().await;
     let (store, mut peer) = connected(&script).await;
-    let mut place = queued(&store, &mut peer).await;
+    let mut place = queued(1, &store, &mut peer).await;
     // Not a reply of the protocol: the client gives the connection up, and the server may not have noticed.
     peer.say("nonsense").await;
     let error = place.wait(LIMIT).await.expect_err("the connection is broken");
@@ -233,7 +233,7 @@ async fn a_place_whose_connection_broke_is_neither_gone_nor_abandoned() {
 async fn a_grant_that_crosses_its_abandonment_is_not_taken() {
     let script = Script::new().await;
     let (store, mut peer) = connected(&script).await;
-    let mut place = queued(&store, &mut peer).await;
+    let mut place = queued(1, &store, &mut peer).await;
     let (left, ()) = tokio::join!(place.abandon(LIMIT), async {
         assert_eq!(peer.request().await[0], "xa");
         peer.say("ok").await;
