@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tenure_core::table::{
-    ClaimAnswer, KeySpace, LockTable, Mode, OnDisconnect, TableClaim, TableConfig, TableEvent,
+    ClaimAnswer, LockTable, Mode, OnDisconnect, TableClaim, TableConfig, TableEvent,
 };
 use tenure_core::{LockToken, Time};
 use tenure_server::journal::{

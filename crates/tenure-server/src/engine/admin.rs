@@ -275,3 +275,39 @@ impl Engine {
         self.audit.history().to_json_lines()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::Settings;
+    use crate::engine::HistoryEventKind;
+
+    const OPERATOR: (&[u8], IpAddr) = (b"secret", IpAddr::V4(Ipv4Addr::LOCALHOST));
+
+    /// The older hold of a shared key expires in the call that breaks the other.
+    #[test]
+    fn the_reason_of_a_break_is_recorded_with_the_broken_hold() {
+        let mut engine = Engine::new(Settings::default(), Some(b"secret"), 1, 1);
+        let start = Time::ZERO;
+        engine.keep_history(9, 0, "", start);
+        let owner = engine.open(None, start).expect("a connection");
+        let claim = |id: u32, lease: u32| format!("x\nkey\n{id:032} s {lease} try bound \n");
+        let requests =
+            ["auth\n_\nsecret\n", "hello\n_\n{}\n", &claim(1, 1_000), &claim(2, 9_000)].concat();
+        engine.receive(owner, requests.as_bytes(), start);
+        let late = start + Duration::from_secs(5);
+        let key = (KeySpace::Lock, &b"key"[..]);
+        assert_eq!(engine.admin_break(OPERATOR, key, 2, "stuck", late), AdminOutcome::Done);
+        let (_, events) = engine.key_details(key.0, key.1, late);
+        let ends: Vec<_> = events.iter().filter(|event| event.number > 0).skip(2).collect();
+        let told = |event: &HistoryEvent| (event.kind, event.number, event.text.clone());
+        let expected = [
+            (HistoryEventKind::Expired, 1, "".into()),
+            (HistoryEventKind::Broken, 2, "stuck".into()),
+        ];
+        assert_eq!(ends.into_iter().map(told).collect::<Vec<_>>(), expected);
+        engine.check();
+    }
+}

@@ -286,3 +286,30 @@ impl Engine {
 pub(super) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Settings;
+    use crate::engine::Hangup;
+
+    /// The end of the first claim makes room for the second, which must end with the same connection.
+    #[test]
+    fn waiting_claims_of_an_ended_connection_leave_no_detached_hold() {
+        let now = Time::ZERO;
+        let mut engine = Engine::new(Settings::default(), None, 1, 1);
+        let [holder, client] = [(); 2].map(|()| engine.open(None, now).expect("a connection"));
+        let claim = |id: u32, mode: &str, bound: &str| {
+            format!("x\nkey\n{id:032} {mode} 9000 queue {bound} \n")
+        };
+        let hello = "hello\n_\n{}\n";
+        engine.receive(holder, [hello, &claim(1, "s", "bound")].concat().as_bytes(), now);
+        let waiting = [hello, &claim(2, "x", "detached"), &claim(3, "s", "detached")].concat();
+        engine.receive(client, waiting.as_bytes(), now);
+        assert_eq!(engine.locks.table().sizes().waiters, 2);
+        engine.hang_up(client, Hangup::Finished, now);
+        engine.check();
+        engine.hang_up(holder, Hangup::Finished, now);
+        assert_eq!(engine.leftovers(), [0; 6]);
+    }
+}
