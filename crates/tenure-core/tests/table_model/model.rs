@@ -309,9 +309,9 @@ impl Model {
             match leave {
                 OnDisconnect::Release => self.end(name, number, Ending::Disconnected, now),
                 OnDisconnect::KeepHolds => {
-                    let hold = self.hold_mut(name, number).unwrap();
-                    hold.owner = None;
-                    let token = hold.token;
+                    let kept = self.hold_mut(name, number).unwrap();
+                    kept.owner = None;
+                    let token = kept.token;
                     self.told.push(Told::Detached { name, token });
                 }
             }
