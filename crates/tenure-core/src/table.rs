@@ -2,10 +2,10 @@
 //!
 //! [`LockTable`] is the engine of the lock server and of the memory store. It keeps locks (exclusive or shared) and
 //! semaphores, each with a FIFO queue. A claim is granted at once if there is room *and* the queue is empty; otherwise
-//! it joins the end of the queue. The table has no clock and does no I/O: `now` is an argument. Effects on owners other
-//! than the caller come out of [`poll_event`](LockTable::poll_event), and [`poll_timeout`](LockTable::poll_timeout)
-//! gives the time of the next call of [`handle_timeout`](LockTable::handle_timeout). A late timer changes no answer:
-//! every operation first ends the holds that have expired at its `now`.
+//! it joins the end of the queue. The table has no clock and does no I/O: `now` is an argument. Every change comes out of
+//! [`poll_event`](LockTable::poll_event), and [`poll_timeout`](LockTable::poll_timeout) gives the time of the next call
+//! of [`handle_timeout`](LockTable::handle_timeout). A late timer changes no answer: every operation first ends the
+//! holds that have expired at its `now`.
 //!
 //! ```
 //! use std::hash::{BuildHasherDefault, DefaultHasher};
@@ -29,7 +29,9 @@
 //! let ClaimAnswer::Queued(place) = table.claim(b"printer", claim, now) else { panic!("ann holds the key") };
 //!
 //! assert_eq!(table.release(KeySpace::Lock, b"printer", grant.token, now), Ok(()));
-//! assert!(matches!(table.poll_event(), Some(TableEvent::Granted { place: granted, .. }) if granted == place));
+//! let events: Vec<TableEvent> = std::iter::from_fn(|| table.poll_event()).collect();
+//! let [.., TableEvent::Granted { place: granted, owner, .. }] = &events[..] else { panic!("bob is next") };
+//! assert_eq!((*granted, *owner), (Some(place), bob));
 //! assert_eq!(table.poll_timeout(), Some(now + lease));
 //! ```
 
@@ -172,6 +174,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// Claims are not re-entrant: an owner that claims a key it holds waits behind its own hold.
     pub fn claim(&mut self, key: &[u8], claim: TableClaim, now: Time) -> ClaimAnswer {
         self.expire(now);
+        let claim = TableClaim { mode: claim.mode.normalized(), ..claim };
         let found = self.find(claim.mode.space(), key);
         let Some(owner) = self.owner_slot(claim.owner) else {
             return ClaimAnswer::Refused(Refusal::UnknownOwner);
@@ -182,7 +185,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         };
         if self.is_free(id, claim.mode) {
             let hold_ref = self.grant(id, owner, claim.mode, nanos(claim.lease), now);
-            return ClaimAnswer::Granted(self.grant_of(hold_ref));
+            return ClaimAnswer::Granted(self.emit_granted(hold_ref, None, claim.mode));
         }
         if !claim.queue {
             self.retire_if_idle(id, now);
@@ -203,6 +206,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// released by token or abandoned, or when its owner disconnects.
     pub fn enqueue(&mut self, key: &[u8], claim: TableClaim, now: Time) -> Enqueued {
         self.expire(now);
+        let claim = TableClaim { mode: claim.mode.normalized(), ..claim };
         let found = self.find(claim.mode.space(), key);
         let Some(owner) = self.owner_slot(claim.owner) else {
             return Enqueued::Refused(Refusal::UnknownOwner);
@@ -218,7 +222,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             let hold_ref = self.grant(id, owner, claim.mode, nanos(claim.lease), now);
             let place = self.add_place(id, owner, claim, Stage::Granted(hold_ref), true, now);
             self.hold_mut(hold_ref).place = place;
-            return Enqueued::Granted(self.grant_of(hold_ref));
+            return Enqueued::Granted(self.emit_granted(hold_ref, None, claim.mode));
         }
         match self.join(id, owner, claim, true, now) {
             Ok(place) => Enqueued::Queued(place),
@@ -248,9 +252,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             }
             Stage::Granted(hold_ref) => {
                 self.remove_place(place);
-                let hold = self.hold_mut(hold_ref);
-                hold.ends = after(now, hold.lease);
-                self.arm(hold_ref);
+                self.renew_hold(hold_ref, self.hold(hold_ref).lease, now);
                 Redeemed::Granted(self.grant_of(hold_ref))
             }
         }
@@ -263,11 +265,17 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     pub fn abandon(&mut self, place: PlaceId, now: Time) -> bool {
         self.expire(now);
         let Some(slot) = self.place_slot(place) else { return false };
-        let Place { stage, key, .. } = self.remove_place(slot);
+        let Place { stage, key, .. } = self.places[slot];
         match stage {
-            Stage::Waiting => self.promote(key, now),
-            Stage::Granted(hold_ref) => self.end(hold_ref, Some(Ending::Abandoned), now),
-            Stage::Lapsed => self.retire_if_idle(key, now),
+            Stage::Waiting => {
+                self.leave(slot);
+                self.promote(key, now);
+            }
+            Stage::Granted(hold_ref) => self.end(hold_ref, Ending::Abandoned, now),
+            Stage::Lapsed => {
+                self.remove_place(slot);
+                self.retire_if_idle(key, now);
+            }
         }
         true
     }
@@ -293,12 +301,8 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     ) -> Result<Renewed, NotHeld> {
         self.expire(now);
         let (id, hold_ref) = self.hold_by_token(space, key, token).ok_or(NotHeld)?;
-        let hold = self.hold_mut(hold_ref);
-        let left = hold.ends.since(now);
-        hold.lease = nanos(lease);
-        hold.ends = after(now, hold.lease);
-        let ends = hold.ends;
-        self.arm(hold_ref);
+        let left = self.hold(hold_ref).ends.since(now);
+        let ends = self.renew_hold(hold_ref, nanos(lease), now);
         self.stats.renewed += 1;
         self.stats.lease_left.record(left);
         Ok(Renewed { ends, waiters: self.entries[id].queue.len() })
@@ -318,7 +322,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     ) -> Result<(), NotHeld> {
         self.expire(now);
         let (_, hold_ref) = self.hold_by_token(space, key, token).ok_or(NotHeld)?;
-        self.end(hold_ref, None, now);
+        self.end(hold_ref, Ending::Released, now);
         Ok(())
     }
 
@@ -356,7 +360,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         let found = self.find(space, key).id();
         let hold_ref = found.and_then(|id| self.hold_by_number(id, number)).ok_or(NotHeld)?;
         let owner = self.owner(self.hold(hold_ref).owner);
-        self.end(hold_ref, Some(Ending::Evicted), now);
+        self.end(hold_ref, Ending::Evicted, now);
         Ok(owner)
     }
 

@@ -1,48 +1,49 @@
 //! The lock server as a pure state machine: bytes in, bytes out, no sockets, no clock.
 //!
 //! One request takes this path: [`Engine::receive`] → framing and [look-ahead](look_ahead) → [`commands`] or
-//! [`extension`] → [`LockTable`] → replies in [`output`]. Table events that concern other connections (a queued claim
-//! was granted, a lease expired) pass through [`Engine::handle_table_events`] into the `woken` queue. Draining that
-//! queue may serve further requests, so every public method that can produce events ends with
-//! [`Engine::process_woken`].
+//! [`extension`] → an operation on [`locks`] → the reply in [`output`]. Each change of the lock table is an event, and
+//! [`apply`] is the only place where an event takes effect: in the journal, the history, the watches, and for other
+//! clients in the `woken` queue. Draining that queue may serve further requests, so every public method that can
+//! produce events ends with [`Engine::process_woken`].
 
 mod admin;
+mod apply;
+mod audit;
 mod check;
+mod claims;
 mod commands;
 mod connection;
+mod connections;
 mod extension;
 mod history;
-mod journal_sink;
+mod locks;
 mod look_ahead;
 mod output;
 mod peer_limits;
 mod stats;
+mod views;
 mod watch;
 
-use std::collections::{BTreeSet, VecDeque};
-use std::hash::RandomState;
+use std::collections::VecDeque;
 use std::net::IpAddr;
-use std::time::Duration;
 
-use tenure_core::table::{
-    Ending, Grant, KeyBytes, KeySpace, OnDisconnect, Owner, Redeemed, TableEvent,
-};
+use tenure_core::Time;
+use tenure_core::table::{Grant, OnDisconnect, Owner, PlaceId};
 use tenure_core::wire::{Framed, Reply, Request};
-use tenure_core::{LockTable, LockToken, Time};
 
 pub use self::admin::{AdminOutcome, Counters, KeyRow, RowHolder, ServerMetrics};
+use self::audit::Audit;
 use self::connection::{Connection, ConnectionState, Wake};
-use self::extension::Claims;
-use self::history::History;
+use self::connections::Connections;
 pub use self::history::{HistoryEvent, HistoryEventKind};
-use self::journal_sink::JournalSink;
+use self::locks::Locks;
 use self::output::Output;
 pub use self::output::OutputSegment;
 use self::peer_limits::PeerLimits;
 use self::stats::LongReply;
 use self::watch::Watches;
 use crate::Settings;
-use crate::token_mint::TokenMint;
+use crate::journal::{JournalError, OpenedJournal};
 
 /// The end of a connection, as the driver saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,8 +54,6 @@ pub enum Hangup {
     Aborted,
 }
 
-/// Time for which a connection that the engine closes stays open after the last reply, so that the peer can read it.
-const CLOSE_DELAY: Duration = Duration::from_millis(100);
 /// Reply bytes that one read may cause before the connection is paused. Its next pipelined request is then served when
 /// all replies were sent.
 const MAX_UNSENT_REPLY_BYTES: usize = 64 * 1024;
@@ -74,27 +73,18 @@ pub struct Engine {
     secret: Option<Box<[u8]>>,
     /// Random id of the server's data, shown by `hello`.
     instance: u128,
-    table: LockTable<RandomState, TokenMint>,
-    /// Connections, indexed by the slot of their owner in the table.
-    connections: Vec<Option<Connection>>,
-    connection_count: usize,
-    peer_limits: PeerLimits,
-    claims: Claims,
+    locks: Locks,
+    connections: Connections,
     watches: Watches,
-    /// Alarms: time, and slot of the connection. At most one per connection, at or before its earliest deadline.
-    alarms: BTreeSet<(Time, u32)>,
+    audit: Audit,
     /// Results of ended waits, and pushes, that have yet to be written to the output, in order.
     woken: VecDeque<(Owner, Wake)>,
     out: Output,
     /// Connections that became ready and may have unread bytes in their socket.
     resumed: VecDeque<Owner>,
-    /// Connections that the driver is to close.
-    closing: VecDeque<Owner>,
     /// True once [`Engine::drain`] was called: the server is stopping.
     draining: bool,
-    journal_sink: JournalSink,
     counters: Counters,
-    history: History,
 }
 
 /// Interface of the driver.
@@ -107,51 +97,93 @@ impl Engine {
         instance: u128,
         first_number: u64,
     ) -> Self {
-        let mut table =
-            LockTable::new(settings.table, RandomState::new(), TokenMint::from(first_number));
-        let claims = Claims::new(table.connect());
+        let peer_limits =
+            PeerLimits::new(settings.max_connections_per_peer, settings.max_auth_failures);
         Self {
             secret: secret.map(Into::into),
             instance,
-            table,
-            connections: Vec::new(),
-            connection_count: 0,
-            peer_limits: PeerLimits::new(
-                settings.max_connections_per_peer,
-                settings.max_auth_failures,
-            ),
-            claims,
+            locks: Locks::new(settings.table, first_number),
+            connections: Connections::new(peer_limits),
             watches: Watches::default(),
-            alarms: BTreeSet::new(),
+            audit: Audit::new(),
             woken: VecDeque::new(),
             out: Output::default(),
             resumed: VecDeque::new(),
-            closing: VecDeque::new(),
             draining: false,
-            journal_sink: JournalSink::NONE,
             counters: Counters::default(),
-            history: History::default(),
             settings,
         }
+    }
+
+    /// Creates a server with the holds and the fencing numbers of a data directory.
+    ///
+    /// # Errors
+    ///
+    /// Two holds of the directory conflict, which no server can have written. The error is the key of one of them.
+    pub fn restore(
+        settings: Settings,
+        secret: Option<&[u8]>,
+        opened: OpenedJournal,
+        now: Time,
+    ) -> Result<Self, Box<[u8]>> {
+        let OpenedJournal { journal, holds, next_number, embargo_until, instance, .. } = opened;
+        let mut engine = Self::new(settings, secret, instance, next_number);
+        for hold in holds {
+            let about = (hold.mode, hold.token, hold.ends);
+            let restored = engine.locks.restore(&hold.key, about, &hold.note, now);
+            restored.map_err(|_| hold.key)?;
+        }
+        // After the holds: they were granted before the embargo and stay valid. Only new grants have to wait.
+        if let Some(until) = embargo_until {
+            engine.locks.embargo_until(until);
+        }
+        engine.audit.keep_journal(journal, now);
+        Ok(engine)
+    }
+
+    /// True if grants are journaled and survive a restart.
+    pub fn is_durable(&self) -> bool {
+        self.audit.has_journal()
+    }
+
+    /// Writes the grants, renewals and ends since the last commit to the journal.
+    ///
+    /// To be called before output is sent. A restarted server does not know a grant that was sent but not journaled,
+    /// and could grant the key to a second client.
+    ///
+    /// # Errors
+    ///
+    /// The journal cannot be written. The server must stop and send nothing more.
+    pub fn commit(&mut self) -> Result<(), JournalError> {
+        self.audit.commit()
+    }
+
+    /// Closes the journal cleanly, for a server that stops. The next server restores the remaining holds.
+    ///
+    /// # Errors
+    ///
+    /// The journal cannot be written. The next server then starts as after a kill.
+    pub fn close(self, now: Time) -> Result<(), JournalError> {
+        self.audit.close(now)
     }
 
     /// Registers a new connection. `None`: a limit is reached or the server is stopping, and the driver must close the
     /// connection at once.
     pub fn open(&mut self, peer: Option<IpAddr>, now: Time) -> Option<Owner> {
-        let admits_none = self.draining || self.connection_count >= self.settings.max_connections;
-        if admits_none || peer.is_some_and(|peer| !self.peer_limits.admit(peer, now)) {
+        let admits_none = self.draining || self.connections.len() >= self.settings.max_connections;
+        if admits_none || peer.is_some_and(|peer| !self.connections.admit(peer, now)) {
             self.counters.connections_rejected += 1;
             return None;
         }
         self.counters.connections += 1;
-        let owner = self.table.connect();
-        if self.connections.len() <= owner.index() {
-            self.connections.resize_with(owner.index() + 1, || None);
-        }
+        let owner = self.locks.connect();
         let authenticated = self.secret.is_none();
-        self.connections[owner.index()] =
-            Some(Connection::new(owner, peer, authenticated, self.settings.max_line));
-        self.connection_count += 1;
+        self.connections.insert(Connection::new(
+            owner,
+            peer,
+            authenticated,
+            self.settings.max_line,
+        ));
         if !authenticated {
             self.expect_handshake(owner, now);
         }
@@ -161,14 +193,14 @@ impl Engine {
     /// Serves bytes that a connection sent. Bytes that cannot be served yet are buffered.
     pub fn receive(&mut self, from: Owner, bytes: &[u8], now: Time) {
         let first_segment = self.out.segments().len();
-        let Some(connection) = self.connection_mut(from) else { return };
+        let Some(connection) = self.connections.get_mut(from) else { return };
         if connection.is_closing() {
             return;
         }
         // Usually nothing is buffered: the bytes are then served from the driver's buffer, without a copy.
         if connection.pending.is_empty() {
             let used = self.serve(from, bytes, now);
-            if let Some(connection) = self.connection_mut(from) {
+            if let Some(connection) = self.connections.get_mut(from) {
                 connection.pending.extend_from_slice(&bytes[used..]);
             }
         } else {
@@ -182,17 +214,19 @@ impl Engine {
 
     /// True if bytes of this connection would be served now.
     pub fn is_ready(&self, owner: Owner) -> bool {
-        self.connection(owner).is_some_and(Connection::is_ready)
+        self.connections.get(owner).is_some_and(Connection::is_ready)
     }
 
     /// True while the connection is blocked in a wait for a grant.
     pub fn is_waiting(&self, owner: Owner) -> bool {
-        self.connection(owner).is_some_and(|c| matches!(c.state, ConnectionState::Waiting { .. }))
+        self.connections
+            .get(owner)
+            .is_some_and(|c| matches!(c.state, ConnectionState::Waiting { .. }))
     }
 
     /// True once the engine has decided to close the connection.
     pub fn is_closing(&self, owner: Owner) -> bool {
-        self.connection(owner).is_some_and(Connection::is_closing)
+        self.connections.get(owner).is_some_and(Connection::is_closing)
     }
 
     /// Removes a connection that was closed by its peer, by the system or by the driver.
@@ -200,7 +234,7 @@ impl Engine {
     /// The connection leaves every queue. Its holds are released or kept, depending on [`Settings::auto_release`], on
     /// the client's `keep` option and on `how`.
     pub fn hang_up(&mut self, owner: Owner, how: Hangup, now: Time) {
-        let Some(connection) = self.remove_connection(owner) else { return };
+        let Some(connection) = self.connections.remove(owner) else { return };
         // While the server stops, it closes connections itself or lets them break. Their holders may still run and
         // believe in their holds: they reconnect to the next server and renew there. If the holds were released here,
         // the next server would grant the keys to other clients. Only a client that closes first is known to be done. A
@@ -212,49 +246,36 @@ impl Engine {
             how == Hangup::Aborted && connection.keeps_holds()
         };
         self.watches.remove_all(owner);
-        // Collected before `disconnect`, which removes the connection's places in queues.
-        let waited_for = self.keys_waited_for(owner);
-        self.abandon_waiting_claims(&connection, now);
+        self.abandon_waiting_claims(owner, now);
         let on_disconnect = if self.settings.auto_release && !keep_holds {
             OnDisconnect::Release
         } else {
             OnDisconnect::KeepHolds
         };
-        self.table.disconnect(owner, on_disconnect, now);
-        for (space, key) in waited_for {
-            self.key_changed(space, &key);
-        }
-        self.handle_table_events(now);
+        self.change(now, |locks| locks.disconnect(owner, on_disconnect, now));
         self.process_woken(now);
     }
 
     /// Expires leases and runs the connection alarms that are due at `now`.
     pub fn handle_timeout(&mut self, now: Time) {
-        self.table.handle_timeout(now);
-        self.handle_table_events(now);
-        self.shrink_lease_bound(now);
-        while let Some(&(at, slot)) = self.alarms.first()
-            && at <= now
-        {
-            self.alarms.pop_first();
-            let connection = self.connections.get_mut(slot as usize).and_then(Option::as_mut);
-            if let Some(connection) = connection {
-                connection.alarm = Time::MAX;
-                let owner = connection.owner;
-                self.handle_alarm(owner, now);
-                self.process_woken(now);
-                // The alarm is set last, after every deadline that was due has been handled. An alarm for a past
-                // deadline would be due at once, and this loop would not end.
-                self.arm(owner);
-            }
+        self.change(now, |locks| locks.handle_timeout(now));
+        let table = self.locks.table();
+        let last_end = || table.holds().map(|hold| hold.ends).max().unwrap_or(Time::ZERO);
+        self.audit.shrink_lease_bound(last_end, now);
+        while let Some(owner) = self.connections.poll_alarm(now) {
+            self.handle_alarm(owner, now);
+            self.process_woken(now);
+            // The alarm is set last, after every deadline that was due has been handled. An alarm for a past deadline
+            // would be due at once, and this loop would not end.
+            self.connections.arm(owner);
         }
         self.process_woken(now);
     }
 
     /// Time at which to call [`handle_timeout`](Self::handle_timeout). May be too early, never too late.
     pub fn poll_timeout(&self) -> Option<Time> {
-        let alarm = self.alarms.first().map(|(at, _)| *at);
-        alarm.into_iter().chain(self.table.poll_timeout()).min()
+        let alarm = self.connections.poll_timeout();
+        alarm.into_iter().chain(self.locks.table().poll_timeout()).min()
     }
 
     /// Bytes to send, and the connection that each segment is for, in sending order.
@@ -275,12 +296,12 @@ impl Engine {
     /// down writing once the output is sent, and waits until the peer closes or until `poll_close` returns the same
     /// connection again. In both cases the driver reports the close by [`hang_up`](Self::hang_up).
     pub fn poll_close(&mut self) -> Option<Owner> {
-        self.closing.pop_front()
+        self.connections.poll_close()
     }
 
     /// True if the driver must close the connection now, even with unsent output.
     pub fn must_close(&self, owner: Owner, now: Time) -> bool {
-        match self.connection(owner).map(|connection| &connection.state) {
+        match self.connections.get(owner).map(|connection| &connection.state) {
             Some(ConnectionState::Closing { until }) => *until <= now,
             Some(_) => false,
             None => true,
@@ -296,15 +317,15 @@ impl Engine {
     /// [`Settings::write_timeout`].
     pub fn write_blocked(&mut self, owner: Owner, now: Time) {
         let until = self.settings.write_timeout.map_or(Time::MAX, |timeout| now + timeout);
-        if let Some(connection) = self.connection_mut(owner) {
+        if let Some(connection) = self.connections.get_mut(owner) {
             connection.write_by = connection.write_by.min(until);
-            self.arm(owner);
+            self.connections.arm(owner);
         }
     }
 
     /// Reports that all output for the peer was sent. Continues a long reply, if one is in progress.
     pub fn write_done(&mut self, owner: Owner, now: Time) {
-        let Some(connection) = self.connection_mut(owner) else { return };
+        let Some(connection) = self.connections.get_mut(owner) else { return };
         connection.write_by = Time::MAX;
         if self.has_long_reply(owner) {
             if self.continue_long_reply(owner, now) {
@@ -317,21 +338,23 @@ impl Engine {
 
     /// True while a long reply is in progress: call [`write_done`](Self::write_done) when the output was sent.
     pub fn has_long_reply(&self, owner: Owner) -> bool {
-        self.connection(owner).is_some_and(|c| matches!(c.state, ConnectionState::LongReply(_)))
+        self.connections
+            .get(owner)
+            .is_some_and(|c| matches!(c.state, ConnectionState::LongReply(_)))
     }
 
     /// Starts the deadline ([`Settings::read_timeout`]) for a TLS handshake or for `auth`.
     pub fn expect_handshake(&mut self, owner: Owner, now: Time) {
         let until = self.settings.read_timeout.map_or(Time::MAX, |timeout| now + timeout);
-        if let Some(connection) = self.connection_mut(owner) {
+        if let Some(connection) = self.connections.get_mut(owner) {
             connection.read_by = until;
-            self.arm(owner);
+            self.connections.arm(owner);
         }
     }
 
     /// Reports the end of the TLS handshake. A client that must still send `auth` keeps its deadline.
     pub fn handshake_done(&mut self, owner: Owner) {
-        if let Some(connection) = self.connection_mut(owner)
+        if let Some(connection) = self.connections.get_mut(owner)
             && connection.authenticated
         {
             connection.read_by = Time::MAX;
@@ -345,21 +368,19 @@ impl Engine {
     pub fn drain(&mut self, now: Time) {
         self.draining = true;
         // Grants that are due by now are made first. A waiter whose turn has come would otherwise be refused below.
-        self.table.handle_timeout(now);
-        self.handle_table_events(now);
+        self.change(now, |locks| locks.handle_timeout(now));
         self.process_woken(now);
         // From here on a release must not grant the key to a two-phase waiter. The waiter's `w` is refused, so it would
         // never learn of the grant, and the next server would restore that hold and keep it until its lease ends.
-        self.table.embargo_until(Time::MAX);
+        self.locks.embargo_until(Time::MAX);
         let not_ready: Vec<Owner> =
-            self.connections().filter(|c| !c.is_ready()).map(|c| c.owner).collect();
+            self.connections.iter().filter(|c| !c.is_ready()).map(|c| c.owner).collect();
         for owner in not_ready {
             if let Some(ConnectionState::Waiting { place, .. }) =
-                self.connection(owner).map(|c| &c.state)
+                self.connections.get(owner).map(|c| &c.state)
             {
                 let place = *place;
-                self.table.abandon(place, now);
-                self.handle_table_events(now);
+                self.change(now, |locks| locks.abandon(place, now));
                 self.woken.push_back((owner, Wake::Refused(Reply::ERROR)));
             }
         }
@@ -374,7 +395,7 @@ impl Engine {
 
     /// Number of open connections.
     pub fn connection_count(&self) -> usize {
-        self.connection_count
+        self.connections.len()
     }
 
     /// Replaces the secret. Connections that have authenticated stay authenticated.
@@ -390,7 +411,7 @@ impl Engine {
         let mut used = 0;
         let mut prefetched_requests = 0;
         let output_start = self.out.bytes.len();
-        while let Some(connection) = self.connection_mut(from)
+        while let Some(connection) = self.connections.get_mut(from)
             && connection.is_ready()
         {
             match connection.framer.next(&bytes[used..]) {
@@ -410,14 +431,15 @@ impl Engine {
                 Framed::TooLong => {
                     used = bytes.len();
                     self.reply(Reply::ERROR);
-                    self.begin_close(from, now);
+                    self.connections.begin_close(from, now);
                 }
             }
             // A client that pipelines requests and reads no replies must not grow the output without limit. An empty
             // long reply pauses it: the next request is served when the driver reports that all was sent.
             let unsent = self.out.bytes.len() - output_start;
             if unsent > MAX_UNSENT_REPLY_BYTES && self.is_ready(from) {
-                self.set_state(from, ConnectionState::LongReply(Box::new(LongReply::pause())));
+                self.connections
+                    .set_state(from, ConnectionState::LongReply(Box::new(LongReply::pause())));
             }
             if used == bytes.len() {
                 break;
@@ -428,11 +450,11 @@ impl Engine {
     }
 
     fn serve_pending(&mut self, from: Owner, now: Time) {
-        let Some(connection) = self.connection_mut(from) else { return };
+        let Some(connection) = self.connections.get_mut(from) else { return };
         let mut pending = std::mem::take(&mut connection.pending);
         let used = self.serve(from, &pending, now);
         if used < pending.len()
-            && let Some(connection) = self.connection_mut(from)
+            && let Some(connection) = self.connections.get_mut(from)
         {
             pending.drain(..used);
             connection.pending = pending;
@@ -443,7 +465,7 @@ impl Engine {
     /// blocked. That may wake further connections; returns when the queue is empty.
     fn process_woken(&mut self, now: Time) {
         while let Some((owner, wake)) = self.woken.pop_front() {
-            let Some(connection) = self.connection_mut(owner) else { continue };
+            let Some(connection) = self.connections.get_mut(owner) else { continue };
             match wake {
                 Wake::Push(line) => {
                     if let Some(line) = connection.push_or_defer(&line) {
@@ -482,96 +504,13 @@ impl Engine {
         reply.write(&mut self.out.bytes);
     }
 
-    /// Begins to close the connection. It stays open for [`CLOSE_DELAY`], so that its peer can read the last reply.
-    fn begin_close(&mut self, owner: Owner, now: Time) {
-        if let Some(connection) = self.connection_mut(owner) {
-            connection.state = ConnectionState::Closing { until: now + CLOSE_DELAY };
-            connection.pending = Vec::new();
-            connection.read_by = Time::MAX;
-            self.closing.push_back(owner);
-            self.arm(owner);
-        }
-    }
-
-    /// Handles the events of the table: changes that no return value of a table operation reports.
-    ///
-    /// To be called after every table operation, because each of them may expire leases and grant queued claims.
-    fn handle_table_events(&mut self, now: Time) {
-        while let Some(event) = self.table.poll_event() {
-            match event {
-                TableEvent::Granted { place, owner, space, key, mode, grant } => {
-                    self.key_changed(space, &key);
-                    if self.claim_granted(place, &key, mode, &grant, now) {
-                        continue;
-                    }
-                    self.record_grant(&key, mode, &grant, (b"", owner), now);
-                    let Some(connection) = self.connection(owner) else { continue };
-                    // The client of a two-phase claim may not have sent `w` yet, or may wait for another key. No reply
-                    // is due then: the grant stays in the table until `w` redeems it.
-                    let ConnectionState::Waiting { place: awaited_place, two_phase, .. } =
-                        connection.state
-                    else {
-                        continue;
-                    };
-                    if awaited_place == place {
-                        let grant = if two_phase {
-                            self.redeem(owner, space, &key, grant, now)
-                        } else {
-                            grant
-                        };
-                        self.woken.push_back((owner, Wake::Granted(grant)));
-                    }
-                }
-                TableEvent::Ended { how, owner, space, key, token } => {
-                    self.hold_ended(how, owner, space, &key, token, now);
-                }
-                TableEvent::HandoffRequested { owner, token, .. } => {
-                    self.notify_handoff_requested(Some(owner), token.number());
-                }
-            }
-        }
-    }
-
-    /// Redeems the grant of a two-phase claim whose client is blocked in `w`. The lease restarts now.
-    fn redeem(
-        &mut self,
-        owner: Owner,
-        space: KeySpace,
-        key: &KeyBytes,
-        grant: Grant,
-        now: Time,
-    ) -> Grant {
-        match self.table.redeem(owner, space, key, now) {
-            Redeemed::Granted(grant) => {
-                self.record_renewal(grant.token, grant.lease, grant.ends);
-                grant
-            }
-            // The lease has ended already. The client receives the grant as it was.
-            _ => grant,
-        }
-    }
-
-    fn hold_ended(
-        &mut self,
-        how: Ending,
-        owner: Option<Owner>,
-        space: KeySpace,
-        key: &KeyBytes,
-        token: LockToken,
-        now: Time,
-    ) {
-        self.key_changed(space, key);
-        self.record_end((space, key), token.number(), how.into(), now);
-        self.claim_ended(how, owner, token.number());
-    }
-
     /// Checks the deadlines of a connection whose alarm is due. The alarm may be early: then nothing happens.
     fn handle_alarm(&mut self, owner: Owner, now: Time) {
-        let Some(connection) = self.connection(owner) else { return };
+        let Some(connection) = self.connections.get(owner) else { return };
         let (read_by, write_by) = (connection.read_by, connection.write_by);
         match connection.state {
             ConnectionState::Closing { until } if until <= now => {
-                self.force_close(owner);
+                self.connections.force_close(owner);
                 return;
             }
             ConnectionState::Waiting { place, until, .. } if until <= now => {
@@ -581,97 +520,31 @@ impl Engine {
         }
         if write_by <= now {
             tracing::info!(target: "tenure::server", connection = owner.id(), "write_timeout");
-            self.force_close(owner);
+            self.connections.force_close(owner);
         } else if read_by <= now {
             self.reply(Reply::ERROR);
             self.out.seal(owner);
-            self.begin_close(owner, now);
+            self.connections.begin_close(owner, now);
         }
     }
 
-    /// Requests the immediate close of a connection; unsent output is dropped.
-    fn force_close(&mut self, owner: Owner) {
-        if let Some(connection) = self.connection_mut(owner) {
-            connection.state = ConnectionState::Closing { until: ConnectionState::CLOSE_REQUESTED };
-            connection.write_by = Time::MAX;
-            connection.read_by = Time::MAX;
-            self.closing.push_back(owner);
-        }
-    }
-
-    fn time_out_wait(&mut self, owner: Owner, place: tenure_core::table::PlaceId, now: Time) {
-        // Looked up before `abandon`, which removes the place.
-        let key = self.observed_key_of(place);
+    fn time_out_wait(&mut self, owner: Owner, place: PlaceId, now: Time) {
         // The state stays `Waiting` until `process_woken` writes the reply. A deadline left in the past would make a
         // further alarm time out the same wait again.
         if let Some(Connection { state: ConnectionState::Waiting { until, .. }, .. }) =
-            self.connection_mut(owner)
+            self.connections.get_mut(owner)
         {
             *until = Time::MAX;
         }
-        if self.table.abandon(place, now) {
+        if self.change(now, |locks| locks.abandon(place, now)) {
             self.counters.timeouts += 1;
             self.woken.push_back((owner, Wake::Refused(Reply::Timeout)));
         }
-        if let Some((space, key)) = key {
-            self.key_changed(space, &key);
-            self.record_history((space, &key), HistoryEventKind::GaveUp, 0, b"", Some(owner), now);
-        }
-        self.handle_table_events(now);
-    }
-}
-
-/// Connections and alarms.
-impl Engine {
-    fn connection(&self, owner: Owner) -> Option<&Connection> {
-        self.connections.get(owner.index())?.as_ref().filter(|c| c.owner == owner)
     }
 
-    fn connection_mut(&mut self, owner: Owner) -> Option<&mut Connection> {
-        self.connections.get_mut(owner.index())?.as_mut().filter(|c| c.owner == owner)
-    }
-
-    fn connections(&self) -> impl Iterator<Item = &Connection> {
-        self.connections.iter().flatten()
-    }
-
-    fn remove_connection(&mut self, owner: Owner) -> Option<Connection> {
-        self.connection(owner)?;
-        let connection = self.connections[owner.index()].take()?;
-        self.connection_count -= 1;
-        self.alarms.remove(&(connection.alarm, slot_of(owner)));
-        if let Some(peer) = connection.peer {
-            self.peer_limits.connection_closed(peer);
-        }
-        Some(connection)
-    }
-
-    /// Starts the deadline for the rest of a line of which the first bytes have arrived.
     fn expect_end_of_line(&mut self, owner: Owner, now: Time) {
-        let timeout = self.settings.read_timeout;
-        let Some(connection) = self.connection_mut(owner) else { return };
-        if connection.expect_end_of_line(timeout, now) {
-            self.arm(owner);
-        }
+        self.connections.expect_end_of_line(owner, self.settings.read_timeout, now);
     }
-
-    /// Sets the connection's alarm so that it is not later than the connection's earliest deadline.
-    ///
-    /// An alarm may become earlier, never later. Most waits end long before their deadline, so an early alarm that
-    /// finds nothing due is cheaper than an update of the set at every wait.
-    fn arm(&mut self, owner: Owner) {
-        let Some(connection) = self.connection_mut(owner) else { return };
-        let due = connection.earliest_deadline();
-        if due < connection.alarm {
-            let old = std::mem::replace(&mut connection.alarm, due);
-            self.alarms.remove(&(old, slot_of(owner)));
-            self.alarms.insert((due, slot_of(owner)));
-        }
-    }
-}
-
-fn slot_of(owner: Owner) -> u32 {
-    u32::try_from(owner.index()).expect("table slots fit into 32 bits")
 }
 
 fn granted_reply(grant: &Grant) -> Reply<'static> {

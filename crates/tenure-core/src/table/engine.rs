@@ -1,6 +1,7 @@
 //! State changes of the table: grant, queue, end, promote, retire.
 
 use std::hash::BuildHasher;
+use std::time::Duration;
 
 use super::entries::{Entry, Hold, HoldRef, Holders, Member, Place, Stage};
 use super::list::{Links, List};
@@ -8,7 +9,7 @@ use super::lookup::Found;
 use super::slab::NONE;
 use super::timers::Alarm;
 use super::types::{
-    Ending, KeySpace, Mint, Mode, OnDisconnect, PlaceId, Refusal, TableClaim, TableEvent,
+    Ending, Grant, KeySpace, Mint, Mode, OnDisconnect, PlaceId, Refusal, TableClaim, TableEvent,
 };
 use super::{LockTable, after, nanos};
 use crate::{LockToken, Time};
@@ -77,6 +78,33 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         self.insert_hold(id, mode, hold)
     }
 
+    /// Emits the event of a grant, once the place of its claim is settled.
+    pub(super) fn emit_granted(
+        &mut self,
+        hold_ref: HoldRef,
+        place: Option<PlaceId>,
+        mode: Mode,
+    ) -> Grant {
+        let grant = self.grant_of(hold_ref);
+        let owner = self.owner(self.hold(hold_ref).owner).expect("a grant has a connected owner");
+        let (space, key) = self.name_of(self.key_of(hold_ref));
+        self.events.push_back(TableEvent::Granted { place, owner, space, key, mode, grant });
+        grant
+    }
+
+    /// Renews a hold: it now ends `lease` after `now`.
+    pub(super) fn renew_hold(&mut self, hold_ref: HoldRef, lease: u64, now: Time) -> Time {
+        let hold = self.hold_mut(hold_ref);
+        let ends = after(now, lease);
+        (hold.lease, hold.ends) = (lease, ends);
+        let token = hold.token;
+        self.arm(hold_ref);
+        let (space, key) = self.name_of(self.key_of(hold_ref));
+        let lease = Duration::from_nanos(lease);
+        self.events.push_back(TableEvent::Renewed { space, key, token, lease, ends });
+        ends
+    }
+
     /// Hold without an owner, for a restore.
     pub(super) fn ownerless(token: LockToken, ends: Time, now: Time) -> Hold {
         let lease = nanos(ends.since(now));
@@ -126,10 +154,14 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         let place = self.add_place(id, owner, claim, Stage::Waiting, two_phase, now);
         self.entries[id].queue.push(&mut self.places, place);
         self.waiting += 1;
+        let place = self.place_id(place);
+        let (space, key) = self.name_of(id);
+        let (owner, mode) = (claim.owner, claim.mode);
+        self.events.push_back(TableEvent::Queued { place, owner, space, key, mode });
         if waiters == 0 && self.config.notify_holders {
             self.notify_holders(id);
         }
-        Ok(self.place_id(place))
+        Ok(place)
     }
 
     pub(super) fn add_place(
@@ -258,7 +290,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         self.disarm(hold_ref);
         match actual_end {
             Some(end) if end == (alarm.at, alarm.number) => {
-                self.end(hold_ref, Some(Ending::Expired), now);
+                self.end(hold_ref, Ending::Expired, now);
             }
             Some(_) => self.arm(hold_ref),
             None => {}
@@ -277,12 +309,11 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         }
     }
 
-    /// Ends a hold and grants the key to the next waiters. `how` is `None` for a release: it needs no event, since its
-    /// caller gets the answer.
-    pub(super) fn end(&mut self, hold_ref: HoldRef, how: Option<Ending>, now: Time) {
+    /// Ends a hold and grants the key to the next waiters.
+    pub(super) fn end(&mut self, hold_ref: HoldRef, how: Ending, now: Time) {
         let place = self.hold(hold_ref).place;
         if place != NONE {
-            if matches!(how, Some(Ending::Expired | Ending::Evicted)) {
+            if matches!(how, Ending::Expired | Ending::Evicted) {
                 self.places[place].stage = Stage::Lapsed;
                 let id = self.key_of(hold_ref);
                 self.entries[id].lapsed += 1;
@@ -292,16 +323,9 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         }
         let (id, hold) = self.remove_hold(hold_ref, now);
         self.stats.record_end(how, now.since(hold.granted));
-        if let Some(how) = how {
-            let entry = &self.entries[id];
-            self.events.push_back(TableEvent::Ended {
-                how,
-                owner: self.owner(hold.owner),
-                space: entry.space,
-                key: entry.key.clone(),
-                token: hold.token,
-            });
-        }
+        let (owner, token) = (self.owner(hold.owner), hold.token);
+        let (space, key) = self.name_of(id);
+        self.events.push_back(TableEvent::Ended { how, owner, space, key, token });
         self.promote(id, now);
     }
 
@@ -322,16 +346,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             } else {
                 self.remove_place(first);
             }
-            let owner = self.owner(owner).expect("the places of an owner are removed with it");
-            let entry = &self.entries[id];
-            self.events.push_back(TableEvent::Granted {
-                place,
-                owner,
-                space: entry.space,
-                key: entry.key.clone(),
-                mode,
-                grant: self.grant_of(hold_ref),
-            });
+            self.emit_granted(hold_ref, Some(place), mode);
         }
         self.retire_if_idle(id, now);
     }
@@ -353,6 +368,15 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         self.places.remove(place)
     }
 
+    /// Removes a place that waits, without a grant. Its key is still to be promoted.
+    pub(super) fn leave(&mut self, place: u32) {
+        let id = self.place_id(place);
+        let Place { owner, key, .. } = self.remove_place(place);
+        let owner = self.owner(owner).expect("the places of an owner are removed with it");
+        let (space, key) = self.name_of(key);
+        self.events.push_back(TableEvent::Left { place: id, owner, space, key });
+    }
+
     /// Removes an owner. All its places are removed before any hold ends: otherwise a hold could pass to a place of the
     /// same owner.
     pub(super) fn remove_owner(&mut self, owner: u32, on_disconnect: OnDisconnect, now: Time) {
@@ -360,11 +384,19 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         places.sort_unstable_by_key(|place| self.places[*place].serial);
         let mut left_queues = Vec::new();
         for place in places {
-            let Place { stage, key, serial, .. } = self.remove_place(place);
+            let Place { stage, key, serial, .. } = self.places[place];
             match stage {
-                Stage::Waiting => left_queues.push((key, serial)),
-                Stage::Granted(_) => {}
-                Stage::Lapsed => self.retire_if_idle(key, now),
+                Stage::Waiting => {
+                    self.leave(place);
+                    left_queues.push((key, serial));
+                }
+                Stage::Granted(_) => {
+                    self.remove_place(place);
+                }
+                Stage::Lapsed => {
+                    self.remove_place(place);
+                    self.retire_if_idle(key, now);
+                }
             }
         }
         // Promote each key once: the first call may retire it.
@@ -379,8 +411,8 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         holds.sort_unstable_by_key(|hold_ref| self.hold(*hold_ref).token.number());
         for hold_ref in holds {
             match on_disconnect {
-                OnDisconnect::Release => self.end(hold_ref, Some(Ending::Disconnected), now),
-                OnDisconnect::KeepHolds => self.hold_mut(hold_ref).owner = NONE,
+                OnDisconnect::Release => self.end(hold_ref, Ending::Disconnected, now),
+                OnDisconnect::KeepHolds => self.detach_hold(hold_ref),
             }
         }
         self.owners.remove(owner);
@@ -391,9 +423,12 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         let hold = self.hold_mut(hold_ref);
         let (owner, index) = (std::mem::replace(&mut hold.owner, NONE), hold.owner_index);
         if owner != NONE {
+            let token = hold.token;
             let holds = &mut self.owners[owner].holds;
             holds.remove(index);
             holds.reset_if_empty();
+            let (space, key) = self.name_of(self.key_of(hold_ref));
+            self.events.push_back(TableEvent::Detached { space, key, token });
         }
     }
 

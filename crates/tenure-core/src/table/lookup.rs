@@ -4,6 +4,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
 use super::LockTable;
+use super::bytes::KeyBytes;
 use super::entries::{Hold, HoldRef, Holders};
 use super::index::Index;
 use super::list::List;
@@ -42,6 +43,12 @@ impl<S: BuildHasher, M> LockTable<S, M> {
 
     pub(super) fn owner(&self, slot: u32) -> Option<Owner> {
         self.owners.get(slot).map(|owner| Owner { serial: owner.serial, slot })
+    }
+
+    /// Space and bytes of a key.
+    pub(super) fn name_of(&self, key: u32) -> (KeySpace, KeyBytes) {
+        let entry = &self.entries[key];
+        (entry.space, entry.key.clone())
     }
 
     pub(super) fn place_id(&self, slot: u32) -> PlaceId {

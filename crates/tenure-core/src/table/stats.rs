@@ -30,13 +30,13 @@ pub struct TableStats {
 }
 
 impl TableStats {
-    pub(super) fn record_end(&mut self, how: Option<Ending>, held: Duration) {
+    pub(super) fn record_end(&mut self, how: Ending, held: Duration) {
         let count = match how {
-            None => &mut self.released,
-            Some(Ending::Expired) => &mut self.expired,
-            Some(Ending::Evicted) => &mut self.evicted,
-            Some(Ending::Disconnected) => &mut self.disconnected,
-            Some(Ending::Abandoned) => &mut self.abandoned,
+            Ending::Released => &mut self.released,
+            Ending::Expired => &mut self.expired,
+            Ending::Evicted => &mut self.evicted,
+            Ending::Disconnected => &mut self.disconnected,
+            Ending::Abandoned => &mut self.abandoned,
         };
         *count += 1;
         self.hold_times.record(held);

@@ -91,15 +91,31 @@ impl Table {
     fn turns(&mut self) -> Vec<(PlaceId, Grant)> {
         self.check();
         let turn = |event| match event {
-            TableEvent::Granted { place, grant, .. } => (place, grant),
+            TableEvent::Granted { place: Some(place), grant, .. } => (place, grant),
             other => panic!("{other:?}"),
         };
         self.events().into_iter().map(turn).collect()
     }
 
+    /// Events since the last call that the caller of an operation does not learn from its answer.
     fn events(&mut self) -> Vec<TableEvent> {
         self.check();
-        std::iter::from_fn(|| self.poll_event()).collect()
+        let mut events: Vec<_> = std::iter::from_fn(|| self.poll_event()).collect();
+        events.retain(|event| {
+            matches!(
+                event,
+                TableEvent::Granted { place: Some(_), .. }
+                    | TableEvent::Ended {
+                        how: Ending::Expired
+                            | Ending::Evicted
+                            | Ending::Disconnected
+                            | Ending::Abandoned,
+                        ..
+                    }
+                    | TableEvent::HandoffRequested { .. }
+            )
+        });
+        events
     }
 }
 

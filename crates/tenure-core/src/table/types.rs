@@ -114,6 +114,14 @@ impl Mode {
             Self::Slot { .. } => KeySpace::Semaphore,
         }
     }
+
+    /// The same mode with a limit of at least 1.
+    pub(super) const fn normalized(self) -> Self {
+        match self {
+            Self::Slot { limit: 0 } => Self::Slot { limit: 1 },
+            mode => mode,
+        }
+    }
 }
 
 /// Claim on a key.
@@ -262,14 +270,15 @@ pub enum OnDisconnect {
     KeepHolds,
 }
 
-/// Effect of an operation on an owner other than its caller, or of time.
+/// Change of the table. Every change of a holder or waiter has its event, also if the caller learns of it from the
+/// answer. Only [`LockTable::restore`](super::LockTable::restore) has none: it repeats changes of an earlier table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TableEvent {
-    /// A waiter was granted the key. A place of [`LockTable::claim`](super::LockTable::claim) ends with this event; a
-    /// claim of [`LockTable::enqueue`](super::LockTable::enqueue) is still to be redeemed.
+    /// A claim was granted the key, at once or from the queue. A claim of
+    /// [`LockTable::enqueue`](super::LockTable::enqueue) is still to be redeemed.
     Granted {
-        /// Place that was granted.
-        place: PlaceId,
+        /// Place in the queue that ends with this grant; `None` if the claim was granted at once.
+        place: Option<PlaceId>,
         /// New holder.
         owner: Owner,
         /// Space of the key.
@@ -281,7 +290,29 @@ pub enum TableEvent {
         /// New hold.
         grant: Grant,
     },
-    /// A hold ended otherwise than by [`LockTable::release`](super::LockTable::release).
+    /// A hold was renewed, or a two-phase grant was redeemed.
+    Renewed {
+        /// Space of the key.
+        space: KeySpace,
+        /// Key of the hold.
+        key: KeyBytes,
+        /// Token of the hold.
+        token: LockToken,
+        /// Time that the hold lasts from now on unless renewed again.
+        lease: Duration,
+        /// End of the hold unless renewed again.
+        ends: Time,
+    },
+    /// A hold lost its owner: it lasts until it is released or its lease ends.
+    Detached {
+        /// Space of the key.
+        space: KeySpace,
+        /// Key of the hold.
+        key: KeyBytes,
+        /// Token of the hold.
+        token: LockToken,
+    },
+    /// A hold ended.
     Ended {
         /// Cause of the end.
         how: Ending,
@@ -293,6 +324,30 @@ pub enum TableEvent {
         key: KeyBytes,
         /// Token of the ended hold.
         token: LockToken,
+    },
+    /// A claim joined the end of the queue.
+    Queued {
+        /// Place in the queue.
+        place: PlaceId,
+        /// Owner of the place.
+        owner: Owner,
+        /// Space of the key.
+        space: KeySpace,
+        /// Key of the queue.
+        key: KeyBytes,
+        /// Kind of hold that is claimed.
+        mode: Mode,
+    },
+    /// A claim left the queue without a grant.
+    Left {
+        /// Place that ended.
+        place: PlaceId,
+        /// Owner of the place.
+        owner: Owner,
+        /// Space of the key.
+        space: KeySpace,
+        /// Key of the queue.
+        key: KeyBytes,
     },
     /// A waiter joined the empty queue of a held key. Sent to every holder of a lock. For a semaphore it is sent only
     /// to the holder with the oldest grant, since one slot is enough. Only if [`TableConfig::notify_holders`] is set.
@@ -308,9 +363,11 @@ pub enum TableEvent {
     },
 }
 
-/// Cause of an end other than a release.
+/// Cause of the end of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
+    /// The holder released it.
+    Released,
     /// The lease expired.
     Expired,
     /// An operator ended the hold.

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, missing_docs, unreachable_pub)]
 
 mod model;
+mod replica;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -11,6 +12,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use model::{Answer, Model, Name, Told, Wish};
+use replica::{Replica, ReplicaHold};
 use tenure_core::table::{
     ClaimAnswer, Enqueued, KeySpace, LockTable, Mode, OnDisconnect, Owner, PlaceId, Redeemed,
     TableClaim, TableConfig, TableEvent, UpcomingOp,
@@ -37,7 +39,7 @@ fn the_table_agrees_with_the_model() {
 }
 
 /// A model that never meets a case proves nothing of it.
-const OFTEN_ENOUGH: [(&str, usize); 19] = [
+const OFTEN_ENOUGH: [(&str, usize); 23] = [
     ("ask Granted", 1000),
     ("ask Queued", 1000),
     ("ask Busy", 1000),
@@ -57,6 +59,10 @@ const OFTEN_ENOUGH: [(&str, usize); 19] = [
     ("told Granted", 1000),
     ("told Ended", 1000),
     ("told Wanted", 500),
+    ("told Queued", 1000),
+    ("told Left", 500),
+    ("told Renewed", 1000),
+    ("told Detached", 50),
 ];
 
 /// Long and short ones, and each in both spaces.
@@ -103,6 +109,10 @@ struct Pair {
     now: Time,
     table: Table,
     model: Model,
+    /// Built from the events of the table.
+    replica: Replica,
+    /// Events that the replica has applied since the last comparison.
+    replayed: Vec<Told>,
     /// The table's names of what the model numbers.
     owners: Vec<Owner>,
     places: Vec<PlaceId>,
@@ -138,6 +148,8 @@ impl Pair {
             now: Time::ZERO,
             table: LockTable::new(config, hasher, mint),
             model: Model::new(config),
+            replica: Replica::default(),
+            replayed: Vec::new(),
             owners: Vec::new(),
             places: Vec::new(),
             tokens: Vec::new(),
@@ -159,7 +171,8 @@ impl Pair {
     }
 
     fn step(&mut self) {
-        match self.random.below(40) {
+        match self.random.below(41) {
+            40 => self.detach(),
             0..=8 => self.ask(),
             9..=14 => self.enqueue(),
             15..=18 => self.redeem(),
@@ -272,6 +285,13 @@ impl Pair {
         self.same(&renewed, &expected, &format!("renew {space:?} {key:?} {token:?} {lease:?}"));
     }
 
+    fn detach(&mut self) {
+        let Some(((space, key), token)) = self.proof() else { return };
+        let detached = self.table.detach(space, key, token, self.now).is_ok();
+        let expected = self.model.detach((space, key), token, self.now);
+        self.same(&detached, &expected, &format!("detach {space:?} {key:?} {token:?}"));
+    }
+
     fn release(&mut self) {
         let Some(((space, key), token)) = self.proof() else { return };
         let released = self.table.release(space, key, token, self.now).is_ok();
@@ -305,6 +325,12 @@ impl Pair {
         let expected = self.model.restore(key, wish.mode, token, ends, self.now);
         self.same(&restored, &expected, &format!("restore {key:?} {:?} {token:?}", wish.mode));
         self.tokens.push((name, token));
+        if restored {
+            let mode = model::at_least_one(wish.mode);
+            self.replay();
+            let name = (name.0, key.to_vec());
+            self.replica.restore(ReplicaHold { name, mode, token, ends, owner: None });
+        }
     }
 
     fn timeout(&mut self) {
@@ -373,18 +399,39 @@ impl Pair {
         self.same(&seen, &expected, &format!("inspect {name:?}"));
     }
 
+    /// Applies the events of the table to the replica.
+    fn replay(&mut self) {
+        while let Some(event) = self.table.poll_event() {
+            self.replica.apply(&event);
+            let told = self.told(event);
+            self.replayed.push(told);
+        }
+    }
+
+    /// The replica has the holds of the table, and its waiters in the same order.
+    fn compare_replica(&self) {
+        let mut holds: Vec<ReplicaHold> = self.table.holds().map(ReplicaHold::from).collect();
+        holds.sort_by_key(|hold| hold.token.number());
+        self.same(&holds, &self.replica.holds(), "holds of the replica");
+        let mut waiters = 0;
+        for (place, ahead) in self.replica.waiters() {
+            self.same(&self.table.waiters_ahead(place), &Some(ahead), "place in the replica");
+            waiters += 1;
+        }
+        self.same(&self.table.sizes().waiters, &waiters, "waiters of the replica");
+    }
+
     /// After every step: the same events, the same counts, timers that are not late, and a sound inside.
     fn compare(&mut self) {
         self.table.check();
-        let mut told = Vec::new();
-        while let Some(event) = self.table.poll_event() {
-            told.push(self.told(event));
-        }
+        self.replay();
+        self.compare_replica();
+        let told = std::mem::take(&mut self.replayed);
         let expected = std::mem::take(&mut self.model.told);
         self.same(&told, &expected, "events");
         for event in told {
             self.meet("told", &event);
-            if let Told::Granted { name, grant, .. } = event {
+            if let Told::Granted { place: Some(_), name, grant, .. } = event {
                 self.tokens.push((name, grant.token));
             }
         }
@@ -505,10 +552,27 @@ impl Pair {
         };
         match event {
             TableEvent::Granted { place, owner, space, key, grant, .. } => Told::Granted {
-                place: self.place_no(place),
+                place: place.map(|place| self.place_no(place)),
                 owner: self.owner_no(owner),
                 name: name(space, &key),
                 grant,
+            },
+            TableEvent::Renewed { space, key, token, lease, ends } => {
+                Told::Renewed { name: name(space, &key), token, lease, ends }
+            }
+            TableEvent::Detached { space, key, token } => {
+                Told::Detached { name: name(space, &key), token }
+            }
+            TableEvent::Queued { place, owner, space, key, mode } => Told::Queued {
+                place: self.place_no(place),
+                owner: self.owner_no(owner),
+                name: name(space, &key),
+                mode,
+            },
+            TableEvent::Left { place, owner, space, key } => Told::Left {
+                place: self.place_no(place),
+                owner: self.owner_no(owner),
+                name: name(space, &key),
             },
             TableEvent::Ended { how, owner, space, key, token } => Told::Ended {
                 how,

@@ -26,7 +26,11 @@ pub enum Answer {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Told {
-    Granted { place: PlaceNo, owner: OwnerNo, name: Name, grant: Grant },
+    Granted { place: Option<PlaceNo>, owner: OwnerNo, name: Name, grant: Grant },
+    Renewed { name: Name, token: LockToken, lease: Duration, ends: Time },
+    Detached { name: Name, token: LockToken },
+    Queued { place: PlaceNo, owner: OwnerNo, name: Name, mode: Mode },
+    Left { place: PlaceNo, owner: OwnerNo, name: Name },
     Ended { how: Ending, owner: Option<OwnerNo>, name: Name, token: LockToken },
     Wanted { owner: OwnerNo, name: Name, token: LockToken },
 }
@@ -142,15 +146,18 @@ impl Model {
         if free {
             self.take_up(name, wish.mode);
             let grant = self.grant(name, wish.mode, Some(wish.owner), wish.lease, now);
+            self.told.push(Told::Granted { place: None, owner: wish.owner, name, grant });
             if two_phase {
                 claim.stage = Stage::Granted(grant.token.number());
                 self.claims.push(claim);
             }
             return Answer::Granted(grant);
         }
-        claim.place = Some(self.places);
+        let place = self.places;
+        claim.place = Some(place);
         self.places += 1;
         self.claims.push(claim);
+        self.told.push(Told::Queued { place, owner: wish.owner, name, mode: wish.mode });
         if waiters == 0 && self.config.notify_holders {
             self.tell_holders(name);
         }
@@ -173,6 +180,7 @@ impl Model {
                 let hold = self.hold_mut(name, number).unwrap();
                 hold.ends = now + hold.lease;
                 let Hold { token, lease, ends, .. } = *hold;
+                self.told.push(Told::Renewed { name, token, lease, ends });
                 Answer::Granted(Grant { token, lease, ends, waiters })
             }
         }
@@ -185,8 +193,11 @@ impl Model {
         };
         let claim = self.claims.remove(at);
         match claim.stage {
-            Stage::Waiting => self.promote(claim.name, now),
-            Stage::Granted(number) => self.end(claim.name, number, Some(Ending::Abandoned), now),
+            Stage::Waiting => {
+                self.left(&claim);
+                self.promote(claim.name, now);
+            }
+            Stage::Granted(number) => self.end(claim.name, number, Ending::Abandoned, now),
             Stage::Lapsed => self.idle_if_unused(claim.name, now),
         }
         true
@@ -209,14 +220,26 @@ impl Model {
         let hold = self.hold_mut(name, token.number()).filter(|hold| hold.token == token)?;
         hold.lease = lease;
         hold.ends = now + lease;
-        Some(Renewed { ends: hold.ends, waiters })
+        let ends = hold.ends;
+        self.told.push(Told::Renewed { name, token, lease, ends });
+        Some(Renewed { ends, waiters })
+    }
+
+    pub fn detach(&mut self, name: Name, token: LockToken, now: Time) -> bool {
+        self.expire(now);
+        let hold = self.hold_mut(name, token.number()).filter(|hold| hold.token == token);
+        let Some(hold) = hold else { return false };
+        if hold.owner.take().is_some() {
+            self.told.push(Told::Detached { name, token });
+        }
+        true
     }
 
     pub fn release(&mut self, name: Name, token: LockToken, now: Time) -> bool {
         self.expire(now);
         let held = self.hold_mut(name, token.number()).is_some_and(|hold| hold.token == token);
         if held {
-            self.end(name, token.number(), None, now);
+            self.end(name, token.number(), Ending::Released, now);
         }
         held
     }
@@ -229,7 +252,7 @@ impl Model {
     ) -> Result<Option<OwnerNo>, NotHeld> {
         self.expire(now);
         let owner = self.hold_mut(name, number).ok_or(NotHeld)?.owner;
-        self.end(name, number, Some(Ending::Evicted), now);
+        self.end(name, number, Ending::Evicted, now);
         Ok(owner)
     }
 
@@ -270,23 +293,34 @@ impl Model {
             self.idle_if_unused(claim.name, now);
         }
         for claim in gone.iter().filter(|claim| claim.stage == Stage::Waiting) {
+            self.left(claim);
+        }
+        for claim in gone.iter().filter(|claim| claim.stage == Stage::Waiting) {
             self.promote(claim.name, now);
         }
         let mut held: Vec<(u64, Name)> = Vec::new();
         for key in &mut self.keys {
-            for hold in key.holds.iter_mut().filter(|hold| hold.owner == Some(owner)) {
+            for hold in key.holds.iter().filter(|hold| hold.owner == Some(owner)) {
                 held.push((hold.token.number(), key.name));
-                if leave == OnDisconnect::KeepHolds {
-                    hold.owner = None;
-                }
             }
         }
         held.sort_unstable();
-        if leave == OnDisconnect::Release {
-            for (number, name) in held {
-                self.end(name, number, Some(Ending::Disconnected), now);
+        for (number, name) in held {
+            match leave {
+                OnDisconnect::Release => self.end(name, number, Ending::Disconnected, now),
+                OnDisconnect::KeepHolds => {
+                    let kept = self.hold_mut(name, number).unwrap();
+                    kept.owner = None;
+                    let token = kept.token;
+                    self.told.push(Told::Detached { name, token });
+                }
             }
         }
+    }
+
+    fn left(&mut self, claim: &Claim) {
+        let Claim { place, owner, name, .. } = *claim;
+        self.told.push(Told::Left { place: place.unwrap(), owner, name });
     }
 
     pub fn handle_timeout(&mut self, now: Time) {
@@ -327,25 +361,23 @@ impl Model {
             over.map(|(hold, name)| (hold.ends, hold.token.number(), name)).min()
         };
         while let Some((_, number, name)) = due(self) {
-            self.end(name, number, Some(Ending::Expired), now);
+            self.end(name, number, Ending::Expired, now);
         }
     }
 
-    fn end(&mut self, name: Name, number: u64, how: Option<Ending>, now: Time) {
+    fn end(&mut self, name: Name, number: u64, how: Ending, now: Time) {
         let key = self.key_mut(name).unwrap();
         let at = key.holds.iter().position(|hold| hold.token.number() == number).unwrap();
         let hold = key.holds.remove(at);
         let claim = |c: &Claim| c.name == name && c.stage == Stage::Granted(number);
-        if matches!(how, Some(Ending::Expired | Ending::Evicted)) {
+        if matches!(how, Ending::Expired | Ending::Evicted) {
             for lapsed in self.claims.iter_mut().filter(|c| claim(c)) {
                 lapsed.stage = Stage::Lapsed;
             }
         } else {
             self.claims.retain(|c| !claim(c));
         }
-        if let Some(how) = how {
-            self.told.push(Told::Ended { how, owner: hold.owner, name, token: hold.token });
-        }
+        self.told.push(Told::Ended { how, owner: hold.owner, name, token: hold.token });
         self.promote(name, now);
     }
 
@@ -359,7 +391,7 @@ impl Model {
                 self.claims.remove(at);
             }
             let grant = self.grant(name, claim.mode, Some(claim.owner), claim.lease, now);
-            let place = claim.place.unwrap();
+            let place = claim.place;
             self.told.push(Told::Granted { place, owner: claim.owner, name, grant });
         }
         self.idle_if_unused(name, now);
@@ -470,7 +502,7 @@ impl Model {
     }
 }
 
-fn at_least_one(mode: Mode) -> Mode {
+pub fn at_least_one(mode: Mode) -> Mode {
     match mode {
         Mode::Slot { limit } => Mode::Slot { limit: limit.max(1) },
         mode => mode,

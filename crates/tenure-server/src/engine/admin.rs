@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use subtle::ConstantTimeEq as _;
 use tenure_core::Time;
-use tenure_core::table::{KeySpace, Owner, TableSizes, TableStats};
+use tenure_core::table::{KeySpace, TableSizes, TableStats};
+use tenure_core::wire::Push;
 
 use super::Engine;
-use super::extension::MAX_LISTED;
-use super::history::{HistoryEvent, HistoryEventKind};
+use super::history::HistoryEvent;
+use super::views::MAX_LISTED;
 
 /// Event counters of the engine, beside those of the table. Not atomic: the engine runs on one thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -113,14 +114,14 @@ impl Engine {
     pub fn metrics(&self, now: Time) -> ServerMetrics {
         ServerMetrics {
             counters: self.counters,
-            stats: self.table.stats().clone(),
-            sizes: self.table.sizes(),
-            oldest_wait: self.table.oldest_wait().map(|since| now.since(since)),
-            connections: self.connection_count,
+            stats: self.locks.table().stats().clone(),
+            sizes: self.locks.table().sizes(),
+            oldest_wait: self.locks.table().oldest_wait().map(|since| now.since(since)),
+            connections: self.connections.len(),
             durable: self.is_durable(),
             draining: self.draining,
             has_secret: self.secret.is_some(),
-            keeps_history: self.history.is_enabled(),
+            keeps_history: self.audit.history().is_enabled(),
         }
     }
 
@@ -132,7 +133,7 @@ impl Engine {
         max_slots: usize,
         now: Time,
     ) -> (Vec<KeyRow>, Option<usize>) {
-        let (keys, next) = self.table.page(from, max_slots);
+        let (keys, next) = self.locks.table().page(from, max_slots);
         let mut rows = Vec::new();
         for (space, summary) in keys {
             if summary.idle_since.is_some() {
@@ -140,7 +141,7 @@ impl Engine {
             }
             // `inspect` costs a look-up, and is needed only for the age of the first waiter.
             let view = if summary.waiters > 0 {
-                self.table.inspect(space, &summary.key, 1, now)
+                self.change(now, |locks| locks.inspect(space, &summary.key, 1, now))
             } else {
                 None
             };
@@ -163,7 +164,6 @@ impl Engine {
                 holder,
             });
         }
-        self.handle_table_events(now);
         self.process_woken(now);
         (rows, next)
     }
@@ -177,7 +177,7 @@ impl Engine {
     ) -> (String, Vec<HistoryEvent>) {
         let view = self.key_json(space, key, now);
         self.process_woken(now);
-        (view.to_string(), self.history.events_of(space, key))
+        (view.to_string(), self.audit.events_of(space, key))
     }
 
     /// Compares `given` with the server's secret, in constant time. A wrong secret is counted against `peer`.
@@ -185,7 +185,7 @@ impl Engine {
     /// False if the server has no secret, or if `peer` is blocked after too many wrong ones.
     pub fn verify_secret(&mut self, given: &[u8], peer: IpAddr, now: Time) -> bool {
         let Some(secret) = &self.secret else { return false };
-        if self.peer_limits.is_blocked(peer, now) {
+        if self.connections.is_blocked(peer, now) {
             return false;
         }
         let matches = bool::from(given.ct_eq(secret));
@@ -209,7 +209,6 @@ impl Engine {
         }
         let (_, peer) = credentials;
         let broken = self.evict(key, space, number, reason.as_bytes(), Some(peer), now);
-        self.handle_table_events(now);
         self.process_woken(now);
         if broken { AdminOutcome::Done } else { AdminOutcome::NotHeld }
     }
@@ -227,18 +226,21 @@ impl Engine {
         if let Some(refusal) = self.admin_refusal(credentials, now) {
             return refusal;
         }
-        let view = self.table.inspect(space, key, MAX_LISTED, now);
-        self.handle_table_events(now);
+        let view = self.change(now, |locks| locks.inspect(space, key, MAX_LISTED, now));
         let holders = view.map(|view| view.holders).unwrap_or_default();
         let holder = holders.iter().find(|holder| holder.number == number);
-        let outcome = match holder.map(|holder| self.notify_handoff_requested(holder.owner, number))
-        {
+        let claimed_by = self.locks.claims().by_number(number).map(|claim| claim.from);
+        let notified = holder.map(|holder| {
+            let holder = claimed_by.or(holder.owner);
+            holder.is_some_and(|holder| self.push(holder, Push::HandoffRequested { number }))
+        });
+        let outcome = match notified {
             Some(true) => AdminOutcome::Done,
             Some(false) => AdminOutcome::HolderUnreachable,
             None => AdminOutcome::NotHeld,
         };
         if outcome == AdminOutcome::Done {
-            self.history.add((space, key), HistoryEventKind::HandoffRequested, number, reason, now);
+            self.audit.record_handoff_request((space, key), number, reason, now);
             let (_, peer) = credentials;
             let key = String::from_utf8_lossy(key);
             tracing::warn!(target: "tenure::server", %key, fence = number, reason, %peer, "handoff_requested");
@@ -264,34 +266,48 @@ impl Engine {
     /// `wall_ms` is the present time in milliseconds since 1970. `saved` is an earlier result of
     /// [`history`](Self::history), or empty.
     pub fn keep_history(&mut self, max_events: usize, wall_ms: u64, saved: &str, now: Time) {
-        self.history.enable(max_events, wall_ms.saturating_sub(now.as_nanos() / 1_000_000));
-        self.history.add_json_lines(saved);
+        let origin = wall_ms.saturating_sub(now.as_nanos() / 1_000_000);
+        self.audit.keep_history(max_events, origin, saved);
     }
 
     /// Serialized history, as JSON lines.
     pub fn history(&self) -> String {
-        self.history.to_json_lines()
+        self.audit.history().to_json_lines()
     }
+}
 
-    /// Adds an event to a key's history. The event's text is `by`, or the identity of the connection `owner` if `by` is
-    /// empty.
-    pub(super) fn record_history(
-        &mut self,
-        key: (KeySpace, &[u8]),
-        kind: HistoryEventKind,
-        number: u64,
-        by: &[u8],
-        owner: Option<Owner>,
-        now: Time,
-    ) {
-        if !self.history.is_enabled() {
-            return;
-        }
-        let text = if by.is_empty() {
-            self.connection_identity(owner)
-        } else {
-            String::from_utf8_lossy(by).into_owned()
-        };
-        self.history.add(key, kind, number, &text, now);
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::Settings;
+    use crate::engine::HistoryEventKind;
+
+    const OPERATOR: (&[u8], IpAddr) = (b"secret", IpAddr::V4(Ipv4Addr::LOCALHOST));
+
+    /// The older hold of a shared key expires in the call that breaks the other.
+    #[test]
+    fn the_reason_of_a_break_is_recorded_with_the_broken_hold() {
+        let mut engine = Engine::new(Settings::default(), Some(b"secret"), 1, 1);
+        let start = Time::ZERO;
+        engine.keep_history(9, 0, "", start);
+        let owner = engine.open(None, start).expect("a connection");
+        let claim = |id: u32, lease: u32| format!("x\nkey\n{id:032} s {lease} try bound \n");
+        let requests =
+            ["auth\n_\nsecret\n", "hello\n_\n{}\n", &claim(1, 1_000), &claim(2, 9_000)].concat();
+        engine.receive(owner, requests.as_bytes(), start);
+        let late = start + Duration::from_secs(5);
+        let key = (KeySpace::Lock, &b"key"[..]);
+        assert_eq!(engine.admin_break(OPERATOR, key, 2, "stuck", late), AdminOutcome::Done);
+        let (_, events) = engine.key_details(key.0, key.1, late);
+        let ends: Vec<_> = events.iter().filter(|event| event.number > 0).skip(2).collect();
+        let told = |event: &HistoryEvent| (event.kind, event.number, event.text.clone());
+        let expected = [
+            (HistoryEventKind::Expired, 1, "".into()),
+            (HistoryEventKind::Broken, 2, "stuck".into()),
+        ];
+        assert_eq!(ends.into_iter().map(told).collect::<Vec<_>>(), expected);
+        engine.check();
     }
 }

@@ -12,7 +12,7 @@ use tenure_core::{LockToken, Time};
 
 use super::connection::ConnectionState;
 use super::stats::LongReply;
-use super::{Engine, HistoryEventKind, granted_reply};
+use super::{Engine, granted_reply};
 
 impl Engine {
     /// Serves one request. Its reply is appended to the output at once, unless the request has to wait.
@@ -24,10 +24,10 @@ impl Engine {
     ) {
         self.counters.requests += 1;
         let authenticated =
-            self.connection(from).is_some_and(|connection| connection.authenticated);
+            self.connections.get(from).is_some_and(|connection| connection.authenticated);
         if self.draining && !(authenticated && concerns_existing_hold(&request)) {
             self.reply(Reply::DRAINING);
-            self.begin_close(from, now);
+            self.connections.begin_close(from, now);
             return;
         }
         if !authenticated {
@@ -47,9 +47,9 @@ impl Engine {
             Ok(Request::Ping) => self.reply(Reply::Done),
             Ok(Request::Stats) => {
                 self.out.bytes.extend_from_slice(b"ok ");
-                self.set_state(
+                self.connections.set_state(
                     from,
-                    ConnectionState::LongReply(Box::new(LongReply::new(self.connection_count))),
+                    ConnectionState::LongReply(Box::new(LongReply::new(self.connections.len()))),
                 );
                 self.continue_long_reply(from, now);
             }
@@ -63,7 +63,7 @@ impl Engine {
     fn authenticate(&mut self, from: Owner, request: Result<Request<'_>, Malformed>, now: Time) {
         let secret = self.secret.as_deref().unwrap_or_default();
         let authenticated = matches!(request, Ok(Request::Auth { secret: given }) if bool::from(given.ct_eq(secret)));
-        let Some(connection) = self.connection_mut(from) else { return };
+        let Some(connection) = self.connections.get_mut(from) else { return };
         if authenticated {
             connection.authenticated = true;
             self.reply(Reply::Done);
@@ -73,14 +73,14 @@ impl Engine {
         tracing::warn!(target: "tenure::server", connection = from.id(), peer = peer.map(tracing::field::display), "auth_failed");
         self.count_auth_failure(peer, now);
         self.reply(Reply::AUTH);
-        self.begin_close(from, now);
+        self.connections.begin_close(from, now);
     }
 
     /// Counts an authentication failure, in total and for the address of the client.
     pub(super) fn count_auth_failure(&mut self, peer: Option<IpAddr>, now: Time) {
         self.counters.auth_failures += 1;
         if let Some(peer) = peer {
-            self.peer_limits.auth_failed(peer, now);
+            self.connections.auth_failed(peer, now);
         }
     }
 
@@ -94,25 +94,13 @@ impl Engine {
         now: Time,
     ) {
         let claim = self.table_claim(from, mode, lease, timeout > 0);
-        match self.table.claim(key, claim, now) {
-            ClaimAnswer::Granted(grant) => {
-                self.key_changed(mode.space(), key);
-                self.record_grant(key, mode, &grant, (b"", from), now);
-                self.reply(granted_reply(&grant));
-            }
+        match self.change(now, |locks| locks.claim(key, claim, now)) {
+            ClaimAnswer::Granted(grant) => self.reply(granted_reply(&grant)),
             ClaimAnswer::Queued(place) => {
-                self.key_changed(mode.space(), key);
-                self.record_history(
-                    (mode.space(), key),
-                    HistoryEventKind::Waiting,
-                    0,
-                    b"",
-                    Some(from),
-                    now,
-                );
                 let until = now + Duration::from_secs(timeout);
-                self.set_state(from, ConnectionState::Waiting { place, until, two_phase: false });
-                self.arm(from);
+                self.connections
+                    .set_state(from, ConnectionState::Waiting { place, until, two_phase: false });
+                self.connections.arm(from);
             }
             ClaimAnswer::Contended => {
                 self.counters.contended += 1;
@@ -120,64 +108,37 @@ impl Engine {
             }
             ClaimAnswer::Refused(refusal) => self.refuse(refusal),
         }
-        self.handle_table_events(now);
     }
 
     fn enqueue(&mut self, from: Owner, key: &[u8], mode: Mode, lease: Option<u64>, now: Time) {
         let claim = self.table_claim(from, mode, lease, true);
-        match self.table.enqueue(key, claim, now) {
+        match self.change(now, |locks| locks.enqueue(key, claim, now)) {
             Enqueued::Granted(grant) => {
-                self.key_changed(mode.space(), key);
-                self.record_grant(key, mode, &grant, (b"", from), now);
                 self.reply(Reply::Acquired { token: grant.token, lease: grant.lease.as_secs() });
             }
-            Enqueued::Queued(_) => {
-                self.key_changed(mode.space(), key);
-                self.record_history(
-                    (mode.space(), key),
-                    HistoryEventKind::Waiting,
-                    0,
-                    b"",
-                    Some(from),
-                    now,
-                );
-                self.reply(Reply::Queued);
-            }
+            Enqueued::Queued(_) => self.reply(Reply::Queued),
             Enqueued::AlreadyEnqueued => self.reply(Reply::ALREADY_ENQUEUED),
             Enqueued::Refused(refusal) => self.refuse(refusal),
         }
-        self.handle_table_events(now);
     }
 
     fn wait(&mut self, from: Owner, key: &[u8], space: KeySpace, timeout: u64, now: Time) {
-        match self.table.redeem(from, space, key, now) {
-            Redeemed::Granted(grant) => {
-                self.record_renewal(grant.token, grant.lease, grant.ends);
-                self.reply(granted_reply(&grant));
-            }
+        match self.change(now, |locks| locks.redeem(from, space, key, now)) {
+            Redeemed::Granted(grant) => self.reply(granted_reply(&grant)),
             Redeemed::Waiting(place) if timeout == 0 => {
-                self.table.abandon(place, now);
+                self.change(now, |locks| locks.abandon(place, now));
                 self.counters.timeouts += 1;
-                self.record_history(
-                    (space, key),
-                    HistoryEventKind::GaveUp,
-                    0,
-                    b"",
-                    Some(from),
-                    now,
-                );
-                self.key_changed(space, key);
                 self.reply(Reply::Timeout);
             }
             Redeemed::Waiting(place) => {
                 let until = now + Duration::from_secs(timeout);
-                self.set_state(from, ConnectionState::Waiting { place, until, two_phase: true });
-                self.arm(from);
+                self.connections
+                    .set_state(from, ConnectionState::Waiting { place, until, two_phase: true });
+                self.connections.arm(from);
             }
             Redeemed::LeaseExpired => self.reply(Reply::LEASE_EXPIRED),
             Redeemed::NotEnqueued => self.reply(Reply::NOT_ENQUEUED),
         }
-        self.handle_table_events(now);
     }
 
     fn renew(
@@ -189,29 +150,20 @@ impl Engine {
         now: Time,
     ) {
         let lease = self.effective_lease(lease);
-        let renewed = token.map(|token| (token, self.table.renew(space, key, token, lease, now)));
-        if let Some((token, Ok(renewed))) = renewed {
-            self.record_renewal(token, lease, renewed.ends);
+        let renewed =
+            token.map(|token| self.change(now, |locks| locks.renew(space, key, token, lease, now)));
+        if let Some(Ok(_)) = renewed {
             self.reply(Reply::Number(lease.as_secs()));
         } else {
             self.counters.renewals_refused += 1;
             self.reply(Reply::ERROR);
         }
-        self.handle_table_events(now);
     }
 
     fn release(&mut self, key: &[u8], space: KeySpace, token: Option<LockToken>, now: Time) {
-        let released = token.filter(|token| self.table.release(space, key, *token, now).is_ok());
-        match released {
-            Some(token) => {
-                self.key_changed(space, key);
-                self.record_end((space, key), token.number(), HistoryEventKind::Released, now);
-                self.claim_released(token.number());
-                self.reply(Reply::Done);
-            }
-            None => self.reply(Reply::ERROR),
-        }
-        self.handle_table_events(now);
+        let released =
+            token.map(|token| self.change(now, |locks| locks.release(space, key, token, now)));
+        self.reply(if let Some(Ok(())) = released { Reply::Done } else { Reply::ERROR });
     }
 
     /// Replies to a claim that a limit of the server refuses.
@@ -223,12 +175,6 @@ impl Engine {
             Refusal::LimitMismatch => Reply::LIMIT_MISMATCH,
             Refusal::UnknownOwner => Reply::ERROR,
         });
-    }
-
-    pub(super) fn set_state(&mut self, owner: Owner, state: ConnectionState) {
-        if let Some(connection) = self.connection_mut(owner) {
-            connection.state = state;
-        }
     }
 
     fn table_claim(&self, owner: Owner, mode: Mode, lease: Option<u64>, queue: bool) -> TableClaim {

@@ -1,12 +1,11 @@
 //! State of a connection.
 
-use std::collections::HashSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use tenure_core::Time;
 use tenure_core::table::{Grant, Owner, PlaceId};
-use tenure_core::wire::{ClaimId, Framer, Reply};
+use tenure_core::wire::{Framer, Reply};
 
 use super::stats::LongReply;
 
@@ -60,8 +59,6 @@ pub(super) struct Extension {
     pub(super) about: Box<str>,
     /// True if the client's holds survive a broken connection.
     pub(super) keep_holds: bool,
-    /// Claims made on this connection, waiting and granted.
-    pub(super) claims: HashSet<ClaimId>,
     /// Pushes that arrived during a long reply. They are sent after it, because a line must not be interrupted.
     pub(super) deferred_pushes: Vec<u8>,
 }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use serde_json::{Value, json};
 use tenure_core::Time;
-use tenure_core::table::{Ending, KeySpace};
+use tenure_core::table::KeySpace;
 
 /// Maximum number of keys per generation. With two generations, the history keeps the events of at least this number of
 /// most recently used keys, and of at most twice as many.
@@ -72,17 +72,6 @@ impl HistoryEventKind {
     }
 }
 
-impl From<Ending> for HistoryEventKind {
-    fn from(how: Ending) -> Self {
-        match how {
-            Ending::Expired => Self::Expired,
-            Ending::Evicted => Self::Broken,
-            Ending::Disconnected => Self::Disconnected,
-            Ending::Abandoned => Self::Abandoned,
-        }
-    }
-}
-
 type HistoryKey = (KeySpace, Box<[u8]>);
 type EventRing = VecDeque<HistoryEvent>;
 
@@ -98,8 +87,6 @@ pub(super) struct History {
     origin: u64,
     recent: HashMap<HistoryKey, EventRing>,
     older: HashMap<HistoryKey, EventRing>,
-    /// Operator's reason for the break in progress. The event is recorded when the table reports the end of the hold.
-    pub(super) break_reason: Box<str>,
 }
 
 impl History {

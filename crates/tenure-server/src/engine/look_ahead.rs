@@ -29,12 +29,12 @@ impl Engine {
     /// Returns `usize::MAX` if look-ahead does not pay: the caller then does not try again within the same read.
     pub(super) fn look_ahead(&mut self, bytes: &[u8]) -> usize {
         if bytes.len() < MIN_BYTES_FOR_LOOK_AHEAD
-            || self.table.sizes().keys < MIN_KEYS_FOR_LOOK_AHEAD
+            || self.locks.table().sizes().keys < MIN_KEYS_FOR_LOOK_AHEAD
         {
             return usize::MAX;
         }
         let mut upcoming = Upcoming { bytes, framer: Framer::default(), requests: 0 };
-        self.table.prefetch((&mut upcoming).take(MAX_PREFETCH));
+        self.locks.prefetch((&mut upcoming).take(MAX_PREFETCH));
         upcoming.requests
     }
 }

@@ -49,13 +49,13 @@ const SECTIONS: [(&str, KeySpace, bool); 4] = [
 impl Engine {
     /// Writes the next slice of a long reply. True if it was the last: the connection is then ready.
     pub(super) fn continue_long_reply(&mut self, owner: Owner, now: Time) -> bool {
-        let Some(connection) = self.connection_mut(owner) else { return false };
+        let Some(connection) = self.connections.get_mut(owner) else { return false };
         let ConnectionState::LongReply(state) = &mut connection.state else { return false };
         let mut reply = std::mem::replace(&mut **state, LongReply::new(0));
         let mut text = String::new();
         let done = self.write_slice(&mut reply, &mut text, now);
         self.out.bytes.extend_from_slice(text.as_bytes());
-        let Some(connection) = self.connection_mut(owner) else { return false };
+        let Some(connection) = self.connections.get_mut(owner) else { return false };
         if !done {
             connection.state = ConnectionState::LongReply(Box::new(reply));
             return false;
@@ -81,7 +81,7 @@ impl Engine {
             if reply.next_slot == 0 {
                 put(text, format_args!(",\"{name}\":["));
             }
-            let (keys, next) = self.table.page(reply.next_slot, SLOTS_PER_SLICE);
+            let (keys, next) = self.locks.table().page(reply.next_slot, SLOTS_PER_SLICE);
             for (key_space, summary) in &keys {
                 if *key_space == space && summary.idle_since.is_some() == idle {
                     if !std::mem::take(&mut reply.section_is_empty) {

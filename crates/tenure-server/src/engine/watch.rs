@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use tenure_core::table::{KeySpace, Owner, PlaceId};
+use tenure_core::table::{KeySpace, Owner};
 use tenure_core::wire::Push;
 
 use super::Engine;
@@ -93,22 +93,5 @@ impl Engine {
             Push::Changed { id }.write(&mut line);
             self.woken.push_back((owner, Wake::Push(line.into())));
         }
-    }
-
-    /// Key of a place, if watches or the history need it. Otherwise `None`, without a look-up.
-    pub(super) fn observed_key_of(
-        &self,
-        place: PlaceId,
-    ) -> Option<(KeySpace, tenure_core::table::KeyBytes)> {
-        let observed = !self.watches.by_key.is_empty() || self.history.is_enabled();
-        if observed { self.table.key_of_place(place) } else { None }
-    }
-
-    /// Keys that the connection waits for. Empty, without a look-up, if there are no watches.
-    pub(super) fn keys_waited_for(
-        &self,
-        owner: Owner,
-    ) -> Vec<(KeySpace, tenure_core::table::KeyBytes)> {
-        if self.watches.by_key.is_empty() { Vec::new() } else { self.table.keys_of_places(owner) }
     }
 }

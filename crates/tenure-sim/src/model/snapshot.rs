@@ -111,7 +111,7 @@ impl Snapshot {
 
     fn promoted(&mut self, table: &mut Table) -> Option<Promotion> {
         while let Some(event) = table.poll_event() {
-            if let TableEvent::Granted { grant, .. } = event {
+            if let TableEvent::Granted { place: Some(_), grant, .. } = event {
                 let claim = self.queue.remove(0);
                 let token = grant.token.number();
                 self.last_number = token;

@@ -264,9 +264,11 @@ impl Server {
     fn take_events(&mut self, now: Time) {
         while let Some(event) = self.table.poll_event() {
             match event {
-                TableEvent::Granted { place, grant, .. } => self.promoted(place, grant),
+                TableEvent::Granted { place: Some(place), grant, .. } => {
+                    self.promoted(place, grant);
+                }
                 TableEvent::Ended { how: Ending::Expired, token, .. } => self.expired(token, now),
-                TableEvent::Ended { .. } | TableEvent::HandoffRequested { .. } => {}
+                _ => {}
             }
         }
     }

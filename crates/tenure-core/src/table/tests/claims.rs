@@ -110,7 +110,9 @@ fn a_grant_that_raced_an_abandon_goes_to_the_next() {
     table.release_key(held, at(1));
     let (_, raced) = table.turns()[0];
     assert!(table.abandon(bobs, at(2)));
-    let [given_back, TableEvent::Granted { place, .. }] = &table.events()[..] else { panic!() };
+    let [given_back, TableEvent::Granted { place: Some(place), .. }] = &table.events()[..] else {
+        panic!()
+    };
     assert_eq!((given_back, place), (&ended(Ending::Abandoned, bob, raced), &cys));
     assert_eq!(table.redeem(bob, KeySpace::Lock, KEY, at(2)), Redeemed::NotEnqueued);
 }

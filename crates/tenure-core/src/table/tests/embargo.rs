@@ -18,18 +18,14 @@ fn nothing_is_granted_before_the_quiet_is_over() {
     assert_eq!(table.sizes().keys, 2, "a key without waiters is not in use");
     assert_eq!(table.poll_timeout(), Some(at(20)));
     table.handle_timeout(at(19));
-    assert_eq!(table.poll_event(), None);
+    assert_eq!(table.events(), []);
     assert_eq!((table.waiters_ahead(first), table.waiters_ahead(third)), (Some(0), Some(1)));
 
     table.handle_timeout(at(20));
     table.check();
-    let granted = |event| match event {
-        Some(TableEvent::Granted { place, grant, .. }) => (place, grant.token.number()),
-        other => panic!("{other:?}"),
-    };
-    assert_eq!(granted(table.poll_event()), (first, 1));
-    assert_eq!(granted(table.poll_event()), (second, 2));
-    assert_eq!(table.poll_event(), None, "the third waiter waits for the first holder");
+    let turns = table.turns().into_iter().map(|(place, grant)| (place, grant.token.number()));
+    let expected = [(first, 1), (second, 2)];
+    assert_eq!(turns.collect::<Vec<_>>(), expected, "the third waiter waits for the first holder");
     table.claim(b"new", exclusive(ann), at(21)).grant();
 }
 
@@ -40,9 +36,7 @@ fn any_operation_after_the_quiet_ends_it() {
     table.embargo_until(at(20));
     let place = table.claim(KEY, exclusive(ann), at(1)).place();
     table.claim(KEY, exclusive(bob), at(20)).place();
-    assert!(
-        matches!(table.poll_event(), Some(TableEvent::Granted { place: turn, .. }) if turn == place)
-    );
+    assert_eq!(table.turns()[0].0, place);
 }
 
 #[test]
@@ -67,11 +61,9 @@ fn restored_hold_stays_valid_through_the_embargo() {
     assert!(table.renew(KeySpace::Lock, KEY, token, LEASE, at(3)).is_ok());
     assert_eq!(table.release(KeySpace::Lock, KEY, token, at(4)), Ok(()));
     table.check();
-    assert_eq!(table.poll_event(), None, "released, and not granted before the embargo ends");
+    assert_eq!(table.events(), [], "released, and not granted before the embargo ends");
     table.handle_timeout(at(20));
-    assert!(
-        matches!(table.poll_event(), Some(TableEvent::Granted { place: turn, .. }) if turn == place)
-    );
+    assert_eq!(table.turns()[0].0, place);
 }
 
 #[test]
@@ -96,5 +88,5 @@ fn an_owner_that_leaves_in_the_quiet_leaves_nothing() {
     table.check();
     assert_eq!(table.sizes(), TableSizes { idle_keys: 2, ..TableSizes::default() });
     table.handle_timeout(at(20));
-    assert_eq!(table.poll_event(), None);
+    assert_eq!(table.events(), []);
 }

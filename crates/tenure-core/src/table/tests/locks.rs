@@ -87,7 +87,7 @@ fn free_slot_goes_to_the_first_waiter() {
     let place = table.claim(KEY, exclusive(ann), at(0)).place();
     table.claim(KEY, exclusive(ann), at(10)).place();
     assert!(
-        matches!(table.events()[..], [_, TableEvent::Granted { place: turn, .. }] if turn == place)
+        matches!(table.events()[..], [_, TableEvent::Granted { place: Some(turn), .. }] if turn == place)
     );
 }
 

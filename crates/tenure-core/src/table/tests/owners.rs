@@ -11,7 +11,9 @@ fn disconnect_hands_holds_to_the_next_waiter_and_removes_places() {
     table.enqueue(KEY, exclusive(ann), at(0)).place();
     let bobs = table.claim(KEY, exclusive(bob), at(0)).place();
     table.disconnect(ann, OnDisconnect::Release, at(1));
-    let [left, TableEvent::Granted { place, .. }] = &table.events()[..] else { panic!() };
+    let [left, TableEvent::Granted { place: Some(place), .. }] = &table.events()[..] else {
+        panic!()
+    };
     assert_eq!(
         (left, place),
         (&ended(Ending::Disconnected, ann, held), &bobs),
@@ -125,7 +127,9 @@ fn eviction_takes_the_number_tells_the_holder_and_passes_on() {
     let bobs = table.claim(KEY, exclusive(bob), at(0)).place();
     assert_eq!(table.evict(KeySpace::Lock, KEY, 77, at(1)), Err(NotHeld));
     assert_eq!(table.evict(KeySpace::Lock, KEY, held.token.number(), at(1)), Ok(Some(ann)));
-    let [evicted, TableEvent::Granted { place, .. }] = &table.events()[..] else { panic!() };
+    let [evicted, TableEvent::Granted { place: Some(place), .. }] = &table.events()[..] else {
+        panic!()
+    };
     assert_eq!((evicted, place), (&ended(Ending::Evicted, ann, held), &bobs));
 }
 

@@ -115,6 +115,13 @@ impl ClaimEntry {
     }
 }
 
+/// Effect of a table event on a claim.
+enum Effect {
+    Granted(TableGrant),
+    HandoffRequested,
+    Lost(Loss),
+}
+
 impl MemoryState {
     pub(super) fn claim(
         &mut self,
@@ -184,26 +191,30 @@ impl MemoryState {
         let mut changed = false;
         while let Some(event) = self.table.poll_event() {
             changed = true;
-            let (TableEvent::Granted { owner, .. }
-            | TableEvent::HandoffRequested { owner, .. }
-            | TableEvent::Ended { owner: Some(owner), .. }) = event
-            else {
-                continue;
+            let (owner, effect) = match event {
+                TableEvent::Granted { place: Some(_), owner, grant, .. } => {
+                    (owner, Effect::Granted(grant))
+                }
+                TableEvent::HandoffRequested { owner, .. } => (owner, Effect::HandoffRequested),
+                TableEvent::Ended { how, owner: Some(owner), .. } => match how {
+                    Ending::Released => continue,
+                    Ending::Expired => (owner, Effect::Lost(Loss::Expired)),
+                    Ending::Evicted => (owner, Effect::Lost(Loss::Evicted)),
+                    Ending::Disconnected | Ending::Abandoned => (owner, Effect::Lost(Loss::Taken)),
+                },
+                // The caller of the operation has the answer, or the hold has no owner.
+                TableEvent::Granted { place: None, .. }
+                | TableEvent::Renewed { .. }
+                | TableEvent::Detached { .. }
+                | TableEvent::Queued { .. }
+                | TableEvent::Left { .. }
+                | TableEvent::Ended { owner: None, .. } => continue,
             };
             let Some(entry) = self.entries.get_mut(&owner) else { continue };
-            match event {
-                TableEvent::Granted { grant, .. } => {
-                    (entry.place, entry.grant) = (None, Some(grant));
-                }
-                TableEvent::HandoffRequested { .. } => entry.handoff_requested = true,
-                TableEvent::Ended { how, .. } => {
-                    entry.grant = None;
-                    entry.lost = Some(match how {
-                        Ending::Expired => Loss::Expired,
-                        Ending::Evicted => Loss::Evicted,
-                        Ending::Disconnected | Ending::Abandoned => Loss::Taken,
-                    });
-                }
+            match effect {
+                Effect::Granted(grant) => (entry.place, entry.grant) = (None, Some(grant)),
+                Effect::HandoffRequested => entry.handoff_requested = true,
+                Effect::Lost(loss) => (entry.grant, entry.lost) = (None, Some(loss)),
             }
             entry.wake.notify_one();
             self.remove_if_unused(owner, now);
