@@ -26,6 +26,28 @@
 //! No lock can stop a process that is frozen between its check and its write, and writes late. Only the protected
 //! resource can reject that write, by the [fencing token](fence).
 //!
+//! # Stores
+//!
+//! The URL chooses the store. Each store is a crate feature, so that a program builds only what it uses. Lock server,
+//! lease rows, NATS and object stores grant a lease; files and advisory locks belong to a process or a session.
+//!
+//! | URL | feature | shared, semaphores | order of waiters | a killed holder's lock is free | hold without a process |
+//! |---|---|---|---|---|---|
+//! | `memory:` | | yes, yes | first come | with its guard | yes |
+//! | `file:` | `file` (default), on Unix | yes, yes | first come | within milliseconds | no |
+//! | `tenure://`, `tenures://` | `server`, `tls` | yes, yes | first come | at once, or when its lease ends | yes |
+//! | `postgres://` | `postgres` | yes, yes | fastest client | when its lease ends | yes |
+//! | `postgres+advisory://` | `postgres` | yes, no | about first come | within milliseconds | no |
+//! | `nats://` | `nats` | yes, yes | fastest client, or first come | when its lease and a margin end | yes |
+//! | `gs://`, `s3://`, `az://` | `object` | no, no | one waiter | when its lease and a margin end | yes |
+//!
+//! On every store: the guard's deadline passes before another process can be granted the lock, fencing tokens grow
+//! (except at a dflockd server, which has none), and a claim that is repeated is granted once. The exceptions, by store,
+//! are in the chapter "Promises and limits" of the book.
+//!
+//! Further features: `blocking` (the same API without async), `jobs` (jobs and checkpoints in PostgreSQL), `metrics`,
+//! `conformance` (the suite that every store passes, for stores of your own).
+//!
 //! # Events
 //!
 //! The library emits [`tracing`](https://docs.rs/tracing) events under stable names. Each event has the fields `key`
@@ -50,6 +72,7 @@
 //! | `tenure.best_effort` | warn | `ttl`; no `key`: the bucket has nlock's layout |
 
 #![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod acquire;
 #[cfg(feature = "blocking")]
@@ -80,42 +103,6 @@ mod url;
 pub mod metrics {
     pub use crate::telemetry::{Kind, METRICS, Metric, describe, refresh};
 }
-
-/// Doctests of the README and of the book.
-#[cfg(doctest)]
-mod book {
-    macro_rules! pages {
-        ($($name:ident: $page:literal,)*) => {$(
-            #[doc = include_str!(concat!("../../../", $page))]
-            struct $name;
-        )*};
-    }
-
-    pages! {
-        Readme: "README.md",
-        Elections: "docs/elections.md",
-        Fencing: "docs/fencing.md",
-        HandOff: "docs/handoff.md",
-        Nats: "docs/nats.md",
-        Start: "docs/start.md",
-        Testing: "docs/testing.md",
-    }
-}
-
-/// Doctests of the page about PostgreSQL advisory locks.
-#[cfg(all(doctest, feature = "postgres"))]
-#[doc = include_str!("../../../docs/postgres-advisory.md")]
-struct PostgresAdvisory;
-
-/// Doctests of the page about object stores.
-#[cfg(all(doctest, feature = "object"))]
-#[doc = include_str!("../../../docs/object.md")]
-struct ObjectPage;
-
-/// Doctests of the page about jobs.
-#[cfg(all(doctest, feature = "jobs"))]
-#[doc = include_str!("../../../docs/jobs.md")]
-struct JobsPage;
 
 pub use client::Client;
 pub use clock::{Clock, ManualClock, Sleep};
