@@ -27,15 +27,23 @@ use crate::repo;
 
 #[derive(clap::Args)]
 pub(crate) struct CyclesArgs {
+    /// Compare the cycles with the list of known ones, as `verify` does
+    #[arg(long, conflicts_with_all = ["all", "krate"])]
+    check: bool,
     /// Print every import between the modules of a cycle, not just the shortest cycle
     #[arg(long)]
     all: bool,
     /// The crate to print; every crate if absent
+    #[arg(value_name = "CRATE")]
     krate: Option<String>,
 }
 
 /// Prints the cycles, known or not.
 pub(crate) fn run(arguments: &CyclesArgs) -> Result<ExitCode> {
+    if arguments.check {
+        check()?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let mut crates = crates()?;
     if let Some(name) = &arguments.krate {
         crates.retain(|(krate, _)| krate == name);

@@ -46,7 +46,7 @@ impl Resolver<'_> {
         meanings
     }
 
-    /// Targets of `name` below any of `meanings`.
+    /// Meanings of `name` below any of `meanings`.
     fn descend(&mut self, meanings: &BTreeSet<Meaning>, name: &str) -> BTreeSet<Meaning> {
         let modules = meanings.iter().filter(|meaning| matches!(meaning, Meaning::Module(_)));
         let modules = modules.copied().collect::<Vec<_>>();
@@ -68,7 +68,8 @@ impl Resolver<'_> {
         found
     }
 
-    /// Meanings of `name` in `module`, or `None` if it has none there. It has no meaning if it is an item of another crate.
+    /// Meanings of `name` in `module`, or `None` if it has none there. The set is empty for an item of another
+    /// crate.
     fn look_up(&mut self, module: usize, name: &str, inside: bool) -> Option<BTreeSet<Meaning>> {
         let key = (module, name.to_owned());
         let scope = &self.tree.modules[module];
