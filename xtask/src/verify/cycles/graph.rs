@@ -38,7 +38,7 @@ impl ImportGraph {
         let mut imports = BTreeMap::new();
         for (index, module) in tree.modules.iter().enumerate() {
             for (file, mention) in &module.mentions {
-                for definer in definers(&tree, index, &mention.path) {
+                for definer in definers(&tree, index, mention) {
                     let [from, to] = [module.owner, tree.modules[definer].owner];
                     if from == to {
                         continue;

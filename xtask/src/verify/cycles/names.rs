@@ -17,6 +17,8 @@ pub(super) struct Import {
 pub(super) struct Mention {
     pub(super) path: Vec<String>,
     pub(super) line: usize,
+    /// True if the path can mean a macro: it is imported, called with `!`, or among the tokens of a macro.
+    pub(super) may_be_macro: bool,
 }
 
 /// Collects imports and mentions, except those in code for tests.
@@ -28,8 +30,17 @@ pub(super) struct NameCollector {
 }
 
 impl NameCollector {
-    fn mention(&mut self, path: Vec<String>, line: usize) {
-        self.mentions.push(Mention { path, line });
+    fn mention(&mut self, path: Vec<String>, line: usize, may_be_macro: bool) {
+        self.mentions.push(Mention { path, line, may_be_macro });
+    }
+
+    fn mention_path(&mut self, path: &syn::Path, may_be_macro: bool) {
+        if path.leading_colon.is_none()
+            && let Some(first) = path.segments.first()
+        {
+            let names = path.segments.iter().map(|segment| plain(&segment.ident)).collect();
+            self.mention(names, line_of(&first.ident), may_be_macro);
+        }
     }
 
     /// Adds the leaves of a `use` tree below `prefix`.
@@ -58,7 +69,7 @@ impl NameCollector {
             UseTree::Glob(glob) => (prefix.to_vec(), None, glob.star_token.spans[0].start().line),
         };
         self.imports.push(Import { name, path: path.clone(), in_block: self.blocks > 0 });
-        self.mention(path, line);
+        self.mention(path, line, true);
     }
 
     /// Adds the paths among the tokens of a macro. Their grammar is unknown, so a lower-case word on its own is taken
@@ -78,7 +89,7 @@ impl NameCollector {
                         at += 3;
                     }
                     if path.len() > 1 || path[0].starts_with(char::is_uppercase) {
-                        self.mention(path, line_of(first));
+                        self.mention(path, line_of(first), true);
                     }
                 }
                 TokenTree::Punct(_) | TokenTree::Literal(_) => {}
@@ -140,17 +151,12 @@ impl<'ast> Visit<'ast> for NameCollector {
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        if path.leading_colon.is_none()
-            && let Some(first) = path.segments.first()
-        {
-            let names = path.segments.iter().map(|segment| plain(&segment.ident)).collect();
-            self.mention(names, line_of(&first.ident));
-        }
+        self.mention_path(path, false);
         visit::visit_path(self, path);
     }
 
     fn visit_macro(&mut self, call: &'ast syn::Macro) {
-        visit::visit_macro(self, call);
+        self.mention_path(&call.path, true);
         self.add_tokens(call.tokens.clone());
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::names::Mention;
 use super::tree::{ModuleTree, ROOT};
 
 /// Meaning of a path.
@@ -11,14 +12,24 @@ enum Meaning {
     Module(usize),
     /// An item that the module defines, or a part of one.
     Item(usize),
+    /// A macro that the module defines.
+    Macro(usize),
 }
 
-/// Modules that define an item which `path` can mean in `module`. Paths of other crates have none, and a path that means
-/// a module has none either: an import of a module's name is no use of its items.
-pub(super) fn definers(tree: &ModuleTree, module: usize, path: &[String]) -> BTreeSet<usize> {
-    let meanings = Resolver { tree, pending: Vec::new() }.resolve(module, path);
+/// Modules that define an item which `mention` can mean in `module`. Paths of other crates have none, and a path that
+/// means a module has none either: an import of a module's name is no use of its items.
+pub(super) fn definers(tree: &ModuleTree, module: usize, mention: &Mention) -> BTreeSet<usize> {
+    let mut resolver = Resolver { tree, pending: Vec::new() };
+    let meanings = match mention.path.split_last() {
+        Some((last, above)) if !above.is_empty() && !mention.may_be_macro => {
+            let above = resolver.resolve(module, above);
+            resolver.descend(&above, last, false)
+        }
+        _ => resolver.resolve(module, &mention.path),
+    };
     let items = meanings.into_iter().filter_map(|meaning| match meaning {
         Meaning::Item(module) => Some(module),
+        Meaning::Macro(module) => mention.may_be_macro.then_some(module),
         Meaning::Module(_) => None,
     });
     items.collect()
@@ -41,13 +52,18 @@ impl Resolver<'_> {
             name => self.look_up(module, name, true).unwrap_or_default(),
         };
         for name in rest {
-            meanings = self.descend(&meanings, name);
+            meanings = self.descend(&meanings, name, true);
         }
         meanings
     }
 
-    /// Meanings of `name` below any of `meanings`.
-    fn descend(&mut self, meanings: &BTreeSet<Meaning>, name: &str) -> BTreeSet<Meaning> {
+    /// Meanings of `name` below any of `meanings`, of macros only if `macros` is true.
+    fn descend(
+        &mut self,
+        meanings: &BTreeSet<Meaning>,
+        name: &str,
+        macros: bool,
+    ) -> BTreeSet<Meaning> {
         let modules = meanings.iter().filter(|meaning| matches!(meaning, Meaning::Module(_)));
         let modules = modules.copied().collect::<Vec<_>>();
         // Only a module, or else a type, has names below it. So a function of the same name as a module is not meant.
@@ -63,6 +79,10 @@ impl Resolver<'_> {
             }
             // A name that is not found, although the code compiles, is defined there by a macro.
             let below = self.look_up(module, name, false);
+            let is_macro = |below: &BTreeSet<Meaning>| {
+                !below.is_empty() && below.iter().all(|found| matches!(found, Meaning::Macro(_)))
+            };
+            let below = below.filter(|below| macros || !is_macro(below));
             found.extend(below.unwrap_or_else(|| [Meaning::Item(module)].into()));
         }
         found
@@ -76,6 +96,7 @@ impl Resolver<'_> {
         let mut meanings = BTreeSet::new();
         meanings.extend(scope.children.get(name).map(|child| Meaning::Module(*child)));
         meanings.extend(scope.items.contains(name).then_some(Meaning::Item(module)));
+        meanings.extend(scope.macros.contains(name).then_some(Meaning::Macro(module)));
         let mut known = !meanings.is_empty();
         if self.pending.contains(&key) {
             return known.then_some(meanings);

@@ -179,6 +179,20 @@ fn a_name_that_a_macro_defines_belongs_to_its_module() {
 }
 
 #[test]
+fn a_macro_may_define_a_function_of_its_own_name() {
+    let files = [
+        (
+            "lib.rs",
+            "macro_rules! cases { () => { pub fn cases() {} } } use cases; mod a; mod b;\n\
+             fn all() { a::cases() }",
+        ),
+        ("a.rs", "use crate::cases; cases! {}"),
+        ("b.rs", "crate::cases! {}"),
+    ];
+    assert_eq!(imports(&files), ["a -> crate", "b -> crate", "crate -> a"]);
+}
+
+#[test]
 fn paths_in_macros_and_attributes_count() {
     let files = [
         ("lib.rs", "mod a; mod b; mod c;"),

@@ -29,8 +29,10 @@ pub(super) struct Module {
     /// The module whose file contains this one: itself, unless it is inline.
     pub(super) owner: usize,
     pub(super) children: BTreeMap<String, usize>,
-    /// Names defined here.
+    /// Names defined here, except those of macros.
     pub(super) items: BTreeSet<String>,
+    /// Names of macros defined here. An item may have the same name.
+    pub(super) macros: BTreeSet<String>,
     pub(super) imports: Vec<Import>,
     pub(super) mentions: Vec<(Rc<Path>, Mention)>,
 }
@@ -59,6 +61,7 @@ impl ModuleTree {
             owner,
             children: BTreeMap::new(),
             items: BTreeSet::new(),
+            macros: BTreeSet::new(),
             imports: Vec::new(),
             mentions: Vec::new(),
         });
@@ -104,7 +107,9 @@ impl ModuleTree {
             let mut names = NameCollector::default();
             names.visit_item(item);
             let module = &mut self.modules[module];
-            module.items.extend(defined_name(item));
+            let is_macro = matches!(item, Item::Macro(_));
+            let defined = if is_macro { &mut module.macros } else { &mut module.items };
+            defined.extend(defined_name(item));
             module.imports.append(&mut names.imports);
             let mentions = names.mentions.into_iter();
             module.mentions.extend(mentions.map(|mention| (Rc::clone(&location.file), mention)));
