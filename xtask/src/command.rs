@@ -1,6 +1,7 @@
 //! Running other programs: captured, or as a group that cannot outlive this process.
 
 mod group;
+mod line;
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
@@ -8,6 +9,7 @@ use std::process::{Command, Output, Stdio};
 use anyhow::{Context as _, Result, bail};
 
 pub(crate) use group::Group;
+pub(crate) use line::line;
 
 /// Runs a command to its end and returns its stdout. An error contains the whole output.
 pub(crate) fn stdout(command: &mut Command) -> Result<String> {
@@ -46,14 +48,6 @@ pub(crate) fn show(command: &mut Command) -> Result<()> {
 pub(crate) fn on_path(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
-}
-
-/// The command line, for messages: the program's name and its arguments.
-pub(crate) fn line(command: &Command) -> String {
-    let program = PathBuf::from(command.get_program());
-    let program = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let arguments = command.get_args().map(|argument| argument.to_string_lossy().into_owned());
-    std::iter::once(program).chain(arguments).collect::<Vec<_>>().join(" ")
 }
 
 /// The whole output of a program, stdout first.

@@ -37,6 +37,8 @@ enum Command {
     Verify(verify::VerifyArgs),
     /// Print the figures of the language check, or the lines to rewrite in some files
     Language(verify::language::Arguments),
+    /// Print the import cycles between the modules of each crate
+    Cycles(verify::cycles::CyclesArgs),
     /// Start the real stores, run every test against them, stop the stores
     Test(test::TestArgs),
     /// Start the real stores, print the environment that points tests at them, stop on Ctrl-C
@@ -65,6 +67,7 @@ fn main() -> ExitCode {
         Command::Setup => setup::run(),
         Command::Verify(arguments) => Ok(verify::run(&arguments)),
         Command::Language(arguments) => verify::language::run(&arguments),
+        Command::Cycles(arguments) => verify::cycles::run(&arguments),
         Command::Test(arguments) => test::run(&arguments),
         Command::Stores => stores::run(),
         Command::Pages(arguments) => pages::run(&arguments),

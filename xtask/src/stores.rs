@@ -10,21 +10,22 @@ mod nats;
 mod pgbouncer;
 pub(crate) mod port;
 mod postgres;
+mod service;
 mod watchers;
 
-use std::path::Path;
 use std::process::ExitCode;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::command::Group;
+use self::service::{Environment, POLL_INTERVAL, Running, Service};
 use crate::interrupt;
 use crate::setup::{self, Tool};
 
 pub(crate) use folder::Folder;
 pub(crate) use postgres::Cluster;
+pub(crate) use service::wait_until;
 
 /// All services in start order: a service may need an earlier one.
 const SERVICES: &[Service] = &[
@@ -37,30 +38,6 @@ const SERVICES: &[Service] = &[
     watchers::PROMTOOL,
     watchers::CHROMIUM,
 ];
-
-/// Time that a store gets to answer after its start.
-const START_LIMIT: Duration = Duration::from_secs(30);
-
-/// Interval at which stores are polled, during their start and while they run.
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
-
-/// A store that can be installed and started.
-struct Service {
-    name: &'static str,
-    tool: Tool,
-    /// Starts the store and returns once it answers. Takes a folder for its files, and the environment of the services
-    /// before it.
-    start: fn(&Path, &Environment) -> Result<Running>,
-}
-
-/// Environment variables that point tests at the stores.
-type Environment = Vec<(&'static str, String)>;
-
-/// A running store. Dropping it ends the store's processes.
-struct Running {
-    environment: Environment,
-    groups: Vec<Group>,
-}
 
 /// All stores, running. Dropping this stops them and removes their files.
 pub(crate) struct Stores {
@@ -129,52 +106,4 @@ pub(crate) fn run() -> Result<ExitCode> {
         thread::sleep(POLL_INTERVAL);
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Polls until `answers` returns true. Fails if `group` ends first, at the time limit, and if xtask is interrupted.
-pub(crate) fn wait_until(group: &mut Group, mut answers: impl FnMut() -> bool) -> Result<()> {
-    let deadline = Instant::now() + START_LIMIT;
-    loop {
-        if let Some(status) = group.ended()? {
-            bail!("it ended at once: {status}");
-        }
-        if answers() {
-            return Ok(());
-        }
-        if Instant::now() > deadline {
-            bail!("it does not answer after {} s", START_LIMIT.as_secs());
-        }
-        if interrupt::requested() {
-            bail!("interrupted");
-        }
-        thread::sleep(POLL_INTERVAL);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use nix::sys::signal::Signal;
-    use std::process::Command;
-
-    fn shell(script: &str) -> Group {
-        Group::spawn(Command::new("sh").args(["-c", script]), Signal::SIGTERM).unwrap()
-    }
-
-    #[test]
-    fn a_store_that_ends_while_starting_is_noticed() {
-        let error = wait_until(&mut shell("exit 4"), || false).unwrap_err();
-        assert!(error.to_string().contains("ended at once"), "{error}");
-    }
-
-    #[test]
-    fn waiting_ends_with_the_first_answer() {
-        let mut asked = 0;
-        let answers = || {
-            asked += 1;
-            asked == 3
-        };
-        wait_until(&mut shell("sleep 600"), answers).unwrap();
-        assert_eq!(asked, 3);
-    }
 }

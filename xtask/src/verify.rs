@@ -1,6 +1,7 @@
 //! `cargo xtask verify`: every check that needs no running store. It changes no file of the repository.
 
 mod book;
+pub(crate) mod cycles;
 pub(crate) mod language;
 mod links;
 mod manifests;
@@ -40,6 +41,7 @@ const CHECKS: &[Check] = &[
     ("manifests", |_| without_remark(manifests::check())),
     ("links", |_| without_remark(links::check(repo::root()))),
     ("language", |_| without_remark(language::check())),
+    ("cycles", |_| without_remark(cycles::check())),
     ("clippy", |_| clippy()),
     ("purity", |_| without_remark(purity::check())),
     ("docs", |_| docs()),

@@ -20,9 +20,11 @@ mod reply;
 mod request;
 #[cfg(test)]
 mod tests;
+mod write;
 
 pub use self::frame::{Framed, Framer, Lines, MAX_AUTH_LINE, MAX_HELLO_LINE, MAX_LINE};
-pub use self::reply::{Push, Reply, write_number, write_token};
+pub use self::reply::{Push, Reply};
 pub use self::request::{
     ClaimId, ExtensionRequest, MAX_SECONDS, MAX_SEMAPHORE_SLOTS, Malformed, Request,
 };
+pub use self::write::{write_number, write_token};

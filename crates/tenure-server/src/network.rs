@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token, Waker};
+use rustix::net::sockopt;
 use tenure_core::Time;
 
 use crate::clock;
@@ -110,7 +111,7 @@ impl SystemNetwork {
     /// Takes a listener, and returns a waker for the thread that waits for events.
     pub(crate) fn new(listener: TcpListener) -> io::Result<(Self, Waker)> {
         listener.set_nonblocking(true)?;
-        crate::socket::configure_listener(&listener)?;
+        configure_listener(&listener)?;
         let mut listener = mio::net::TcpListener::from_std(listener);
         let poll = Poll::new()?;
         poll.registry().register(&mut listener, Token(LISTENER), Interest::READABLE)?;
@@ -184,4 +185,14 @@ impl NetworkStream for TcpStream {
     fn socket(&self) -> Option<BorrowedFd<'_>> {
         Some(self.as_fd())
     }
+}
+
+/// Sets the options that accepted connections inherit: no delay, and keep-alive probes, which detect dead peers.
+fn configure_listener(listener: &TcpListener) -> io::Result<()> {
+    sockopt::set_tcp_nodelay(listener, true)?;
+    sockopt::set_socket_keepalive(listener, true)?;
+    sockopt::set_tcp_keepidle(listener, Duration::from_secs(15))?;
+    sockopt::set_tcp_keepintvl(listener, Duration::from_secs(5))?;
+    sockopt::set_tcp_keepcnt(listener, 3)?;
+    Ok(())
 }

@@ -1,11 +1,8 @@
 //! The sockets of a server and their unsent output.
 
 use std::io::{self, ErrorKind};
-use std::net::TcpListener;
 use std::sync::Arc;
-use std::time::Duration;
 
-use rustix::net::sockopt;
 use rustls::ServerConfig;
 use tenure_core::table::Owner;
 
@@ -327,16 +324,6 @@ const INDEX_MASK: usize = 0xffff_ffff;
 fn token(owner: Owner) -> usize {
     let serial = usize::try_from(owner.id() & 0x7fff_ffff).expect("31 bits");
     (serial << 32) | (owner.index() & INDEX_MASK)
-}
-
-/// Sets the options that accepted connections inherit: no delay, and keep-alive probes, which detect dead peers.
-pub(crate) fn configure_listener(listener: &TcpListener) -> io::Result<()> {
-    sockopt::set_tcp_nodelay(listener, true)?;
-    sockopt::set_socket_keepalive(listener, true)?;
-    sockopt::set_tcp_keepidle(listener, Duration::from_secs(15))?;
-    sockopt::set_tcp_keepintvl(listener, Duration::from_secs(5))?;
-    sockopt::set_tcp_keepcnt(listener, 3)?;
-    Ok(())
 }
 
 #[cfg(test)]

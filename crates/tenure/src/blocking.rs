@@ -18,32 +18,17 @@
 //! ```
 
 mod election;
+mod runtime;
 
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::runtime::{Builder, Runtime};
-
 pub use election::{Election, ElectionRequest, Events, Leader, Leadership};
 
-use crate::process::PerProcess;
+use self::runtime::{same_as, wait, within};
 use crate::retry::Retry;
 use crate::store::{Finding, KeyState, Store};
-use crate::{Error, ErrorKind, FencingToken, Handle, Key, Lost, Result};
-
-/// Forwards builder methods to the inner request.
-macro_rules! same_as {
-    ($inner:ident: $($name:ident($($argument:ident: $type:ty),*);)*) => {
-        $(
-            #[doc = concat!("See [`", stringify!($inner), "::", stringify!($name), "`](crate::", stringify!($inner), "::", stringify!($name), ").")]
-            pub fn $name(self, $($argument: $type),*) -> Self {
-                Self(self.0.$name($($argument),*))
-            }
-        )*
-    };
-}
-use same_as;
+use crate::{Error, FencingToken, Handle, Key, Lost, Result};
 
 /// Locks, semaphores and elections on one store; see [`crate::Client`]. Cloning is cheap.
 ///
@@ -251,37 +236,4 @@ impl Guard {
     pub fn detach(self) -> Result<Handle> {
         wait(self.0.detach())?
     }
-}
-
-/// Blocks this thread until `future` is ready. Its timers and tasks run on the background thread.
-fn wait<F: Future>(future: F) -> Result<F::Output> {
-    let _within = runtime()?.enter();
-    Ok(pollster::block_on(future))
-}
-
-/// Blocks this thread for at most `timeout`; for futures that need no runtime.
-fn within<F: Future>(timeout: Duration, future: F) -> Option<F::Output> {
-    let clock = crate::Clock::system();
-    pollster::block_on(async {
-        tokio::select! {
-            biased;
-            output = future => Some(output),
-            () = clock.sleep_until(clock.now() + timeout) => None,
-        }
-    })
-}
-
-/// The runtime whose single thread renews the holds. It lives as long as the process.
-///
-/// A forked child must never drop its parent's runtime: joining its threads would block for ever, because fork does not
-/// copy them, and dropping its sockets would deregister them from the epoll instance that it shares with the parent.
-fn runtime() -> Result<&'static Runtime> {
-    static RUNTIME: PerProcess<std::io::Result<Runtime>> = PerProcess::new();
-    let made = RUNTIME.get_or_init(|| {
-        Builder::new_multi_thread().worker_threads(1).thread_name("tenure").enable_all().build()
-    });
-    made.as_ref().map_err(|error| {
-        let message = format!("cannot start the background thread that renews holds: {error}");
-        Error::new(ErrorKind::Unavailable, message)
-    })
 }

@@ -3,6 +3,7 @@
 //! CONTRIBUTING.md says how doc comments, strings and pages are written. Each crate, and each group of pages, has a ceiling for
 //! the places that do not follow it. A count below its ceiling fails as well, so that the ceiling follows it down.
 
+mod clean;
 mod report;
 mod source;
 mod tokens;
@@ -11,21 +12,46 @@ mod words;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 use toml::{Table, Value};
 
+use self::clean::{CLEAN, is_clean, matches};
 use self::tree::{File, Tree, places};
 use crate::repo;
-
-pub(crate) use self::report::{Arguments, run};
 
 /// File with the ceilings and the repeated type names.
 const LIMITS: &str = "xtask/language.toml";
 
-/// Files whose ceiling is 0 and stands in no file.
-const CLEAN: &[&str] =
-    &["crates/tenure/src/*.rs", "crates/tenure-cli/src/args.rs", "README.md", "docs/start.md"];
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Compare the counts with their ceilings, as `verify` does
+    #[arg(long, conflicts_with = "paths")]
+    check: bool,
+    /// List the offending lines of these files and folders (`.` for all) instead of the figures
+    paths: Vec<PathBuf>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+    if arguments.check {
+        check()?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let tree = Tree::read(repo::root())?;
+    if arguments.paths.is_empty() {
+        print!("{}", report::figures(&tree));
+        return Ok(ExitCode::SUCCESS);
+    }
+    for path in &arguments.paths {
+        let listing = report::listing(&tree, path)?;
+        // A reader such as `head` may close the pipe early.
+        let _ = std::io::stdout().write_all(listing.as_bytes());
+    }
+    Ok(ExitCode::SUCCESS)
+}
 
 /// Compares the tree with its limits.
 pub(super) fn check() -> Result<()> {
@@ -49,24 +75,14 @@ fn faults(tree: &Tree, limits: &Table) -> Vec<String> {
     faults
 }
 
-/// True if `path` matches an entry of [`CLEAN`].
-fn is_clean(path: &str) -> bool {
-    CLEAN.iter().any(|pattern| matches(pattern, path))
-}
-
-/// True if `path` is `pattern`, in which `*` stands for a file's name.
-fn matches(pattern: &str, path: &str) -> bool {
-    let Some((before, after)) = pattern.split_once('*') else { return pattern == path };
-    let name = path.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
-    name.is_some_and(|name| !name.contains('/'))
-}
-
 /// Every finding in the files that must be clean. An entry that matches no file is a fault too.
 fn clean_faults(tree: &Tree) -> Vec<String> {
     let unmatched =
         CLEAN.iter().filter(|pattern| !tree.files.iter().any(|file| matches(pattern, &file.path)));
     let mut faults = unmatched
-        .map(|pattern| format!("{pattern}: no such file; correct CLEAN in verify/language.rs"))
+        .map(|pattern| {
+            format!("{pattern}: no such file; correct CLEAN in verify/language/clean.rs")
+        })
         .collect::<Vec<_>>();
     for file in tree.files.iter().filter(|file| is_clean(&file.path)) {
         faults.extend(file.findings());

@@ -1,6 +1,6 @@
 //! Fate of a write whose reply was lost, judged by a later read.
 
-use super::CasRecord;
+use super::decision::CasRecord;
 
 /// Fate of a write without a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

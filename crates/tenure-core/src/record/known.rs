@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{CasRecord, HolderObservations, RecordHolder, is_abandoned};
+use super::decision::{CasRecord, HolderObservations, RecordHolder, is_abandoned};
 use crate::{Rules, Time};
 
 /// Last record of a key that this process has seen.

@@ -4,7 +4,7 @@
 //! cases sequences repeat, and with them fencing tokens. A new bucket gives its tokens another epoch. A stream that
 //! lost writes is detected, and grants with a number that may repeat are refused.
 
-use super::StoreTime;
+use super::decision::StoreTime;
 use crate::Time;
 
 /// State of a stream, as the server reports it.

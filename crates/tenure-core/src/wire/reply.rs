@@ -2,6 +2,7 @@
 
 use super::field::{Fields, integer};
 use super::request::ClaimId;
+use super::write::{write_number, write_token};
 use crate::LockToken;
 
 /// Reply to a request: one line.
@@ -220,24 +221,4 @@ fn grant(out: &mut Vec<u8>, word: &[u8], token: LockToken, lease: u64) {
     write_token(out, token);
     out.push(b' ');
     write_number(out, lease);
-}
-
-/// Writes the 32 digits of a token. Faster than formatting.
-pub fn write_token(out: &mut Vec<u8>, token: LockToken) {
-    out.extend_from_slice(&token.to_hex());
-}
-
-/// Writes a number in decimal. Faster than formatting.
-pub fn write_number(out: &mut Vec<u8>, mut value: u64) {
-    let mut digits = [0_u8; 20];
-    let mut begin = digits.len();
-    loop {
-        begin -= 1;
-        digits[begin] = b'0' + u8::try_from(value % 10).expect("a digit");
-        value /= 10;
-        if value == 0 {
-            break;
-        }
-    }
-    out.extend_from_slice(&digits[begin..]);
 }

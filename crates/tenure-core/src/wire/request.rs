@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use super::field::{Fields, integer, trim};
 use super::frame::Lines;
-use super::reply::{write_number, write_token};
+use super::write::{write_number, write_token};
 use crate::LockToken;
 use crate::table::{KeySpace, Mode};
 

@@ -1,5 +1,5 @@
 use std::io::{Read, Write};
-use std::net::TcpStream as Peer;
+use std::net::{TcpListener, TcpStream as Peer};
 use std::ops::Range;
 
 use mio::net::TcpStream;

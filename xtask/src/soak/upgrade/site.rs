@@ -1,20 +1,20 @@
 //! The stores of the soak: their URLs, the names that are contended for, and the drivers of their servers.
 
+mod driver;
 mod postgres;
 mod server;
 
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use tenure_core::Random;
 
 use self::postgres::PostgresDriver;
 use self::server::ServerDriver;
 use super::build::Programs;
 use super::log::Version;
-use super::plan::{Phase, Plan};
 use crate::stores::Stores;
+
+pub(super) use self::driver::{PlanPosition, SiteSetup, StoreDriver};
 
 /// The ttl of most stores: short, so that many leases end within the time of the soak.
 const TTL: Duration = Duration::from_secs(3);
@@ -53,19 +53,6 @@ pub(super) const FORWARD_ONLY: &[(&str, &str)] = &[
 
 pub(super) type Start = fn(&SiteSetup<'_>) -> Result<Site>;
 
-/// Parameters of the start of a store.
-pub(super) struct SiteSetup<'a> {
-    pub(super) folder: &'a Path,
-    pub(super) programs: &'a Programs,
-    pub(super) random: Random,
-    /// The length of the shortest phase.
-    pub(super) share: Duration,
-    /// Servers of stores are crashed and restarted.
-    pub(super) restarts: bool,
-    /// The phase in which the new version applies its schema.
-    pub(super) schema_in: Phase,
-}
-
 /// A name that is contended for.
 pub(super) struct Lane {
     pub(super) name: &'static str,
@@ -87,34 +74,6 @@ pub(super) struct Site {
     pub(super) detached: bool,
     pub(super) environment: Vec<(&'static str, String)>,
     pub(super) driver: Box<dyn StoreDriver>,
-}
-
-/// Drives the server of a store, on a thread of its own.
-pub(super) trait StoreDriver: Send {
-    /// Performs the actions that are due; called repeatedly. May block for as long as a restart takes.
-    fn poll(&mut self, programs: &Programs, now: &PlanPosition) -> Result<()>;
-
-    /// Restarts a lock server as this version, by a clean stop or by a kill. Does nothing on other stores, which have
-    /// no version.
-    fn restart(&mut self, programs: &Programs, version: Version, kill: bool) -> Result<()>;
-
-    /// Summary of the driver's actions, for the report.
-    fn about(&self) -> String;
-
-    /// Failures of the server: a lock server that ended by itself.
-    fn failures(&self) -> &[String] {
-        &[]
-    }
-}
-
-/// A position in the plan.
-pub(super) struct PlanPosition {
-    pub(super) phase: Phase,
-    /// Progress of the phase, from 0 to 1.
-    pub(super) progress: f64,
-    /// Time since the start of the soak.
-    pub(super) time: Duration,
-    pub(super) plan: Plan,
 }
 
 /// Driver for stores whose server is never restarted; keeps the server running.

@@ -2,46 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::io::Write as _;
-use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::path::Path;
 
 use anyhow::{Result, bail};
 
-use super::is_clean;
+use super::clean::is_clean;
 use super::tree::{File, SCHEME, Tree, places};
 use super::words::{self, Passage};
 use crate::repo;
 
-#[derive(clap::Args)]
-pub(crate) struct Arguments {
-    /// Compare the counts with their ceilings, as `verify` does
-    #[arg(long, conflicts_with = "paths")]
-    check: bool,
-    /// List the offending lines of these files and folders (`.` for all) instead of the figures
-    paths: Vec<PathBuf>,
-}
-
-pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
-    if arguments.check {
-        super::check()?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    let tree = Tree::read(repo::root())?;
-    if arguments.paths.is_empty() {
-        print!("{}", figures(&tree));
-        return Ok(ExitCode::SUCCESS);
-    }
-    for path in &arguments.paths {
-        let listing = listing(&tree, path)?;
-        // A reader such as `head` may close the pipe early.
-        let _ = std::io::stdout().write_all(listing.as_bytes());
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
 /// Findings in the files at or below `path`, one per line.
-fn listing(tree: &Tree, path: &Path) -> Result<String> {
+pub(super) fn listing(tree: &Tree, path: &Path) -> Result<String> {
     let path = path.strip_prefix(repo::root()).unwrap_or(path);
     let path = path.strip_prefix(".").unwrap_or(path);
     let is_listed = |file: &&File| Path::new(&file.path).starts_with(path);
@@ -81,7 +52,7 @@ impl File {
 }
 
 /// The figures that the project has goals for, then the counts per ceiling.
-fn figures(tree: &Tree) -> String {
+pub(super) fn figures(tree: &Tree) -> String {
     let docs = tree.files.iter().flat_map(|file| &file.docs).collect::<Vec<_>>();
     let book = tree.files.iter().filter(|file| file.group() == "docs");
     let book = book.flat_map(|file| &file.paragraphs).collect::<Vec<_>>();

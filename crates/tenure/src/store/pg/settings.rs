@@ -8,9 +8,10 @@ use std::time::Duration;
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 
+use self::invalid::invalid;
 use super::dial::ConnectFn;
 use super::tls::{Trust, Verify};
-use crate::{Error, ErrorKind, Result};
+use crate::Result;
 
 /// Connect timeout unless the URL or `PGCONNECT_TIMEOUT` sets one.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -385,10 +386,7 @@ fn percent_decoded(name: &str, value: &str) -> Result<String> {
     String::from_utf8(bytes).map_err(|_| bad())
 }
 
-fn invalid(what: &str) -> Error {
-    Error::new(ErrorKind::Invalid, format!("postgres: {what}"))
-}
-
 mod conninfo;
+mod invalid;
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,5 @@
 use super::*;
+use crate::ErrorKind;
 
 fn parse(url: &str, environment: &[(&str, &str)]) -> Result<(Settings, StoreOptions)> {
     let variable = |name: &str| {

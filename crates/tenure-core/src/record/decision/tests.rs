@@ -1,6 +1,7 @@
 //! Decisions on a record, and take-over by observation.
 
 use super::*;
+use crate::record::WriteFate;
 
 const LEASE: Duration = Duration::from_millis(600);
 
