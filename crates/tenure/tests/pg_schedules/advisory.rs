@@ -24,8 +24,12 @@ pub(crate) fn keys(plan: &Plan) -> Vec<String> {
 /// Options of the store's URL.
 pub(crate) fn options(plan: &Plan) -> String {
     // Waits are not bounded by real time: a run has none.
-    let terms = if plan.terms { format!("&terms={}.terms", plan.schema()) } else { String::new() };
-    format!("wait=600000{terms}")
+    let wait = "wait=600000";
+    if plan.counts_terms() {
+        format!("{wait}&terms={}.terms", plan.schema())
+    } else {
+        wait.to_owned()
+    }
 }
 
 pub(crate) struct AdvisoryClient {
@@ -81,7 +85,7 @@ impl AdvisoryClient {
             (Some(held), _) => self.drop_hold(held, "drops its hold"),
             (None, ..0.08) => self.evict(random).await,
             (None, _) => {
-                let key = self.keys[[0, 0, 1][below(random, 3)]].clone();
+                let key = self.keys[[0, 0, 0, 1][below(random, 4)]].clone();
                 let mode = if random.chance(0.25) { Mode::Shared } else { Mode::Exclusive };
                 self.claims += 1;
                 let id = (self.number as u128 + 1) << 32 | self.claims;
@@ -205,6 +209,7 @@ impl AdvisoryClient {
         self.say(why, &held.key);
         self.record.referee().end(held.grant);
         held.line.into_iter().for_each(|line| self.record.close(line));
+        drop(held);
     }
 
     fn lose(&mut self, event: &str) {

@@ -54,8 +54,6 @@ pub(crate) struct Plan {
     pub(crate) heartbeats: bool,
     pub(crate) promotion: Option<Promotion>,
     pub(crate) emphasis: Option<Emphasis>,
-    /// Locks on sessions count their terms in a table.
-    pub(crate) terms: bool,
 }
 
 /// Weights of the faults of a statement and of its reply, beside 4 for a statement or a reply that passes.
@@ -106,11 +104,14 @@ impl Plan {
             heartbeats: random.chance(0.5) || emphasis == Some(Emphasis::LateHeartbeats),
             promotion,
             emphasis,
-            terms: random.chance(0.5),
         };
         // Neither a crash nor the end of a lease may come between the claims and the late cleanup.
         match emphasis {
-            Some(Emphasis::LateCleanup) => Self { skips: 0.02, crashes: 0, clients: 2, ..plan },
+            Some(Emphasis::LateCleanup) => {
+                Self { skips: 0.02, crashes: 0, clients: 2, operations: 20, ..plan }
+            }
+            // A hold must last until another client gets the lock: most holds end with their sessions.
+            None if work == Work::Sessions => Self { skips: plan.skips / 5.0, ..plan },
             _ => plan,
         }
     }
@@ -121,7 +122,7 @@ impl Plan {
         let weights = FaultWeights { cut: base, delay: base, reply_cut: 2.0 * base };
         match (self.emphasis, &*short(sql)) {
             (Some(Emphasis::LateCleanup), "claim job") => {
-                FaultWeights { reply_cut: 3.0, ..weights }
+                FaultWeights { reply_cut: 2.0, ..weights }
             }
             (Some(Emphasis::LateCleanup), "clean up") => FaultWeights { delay: 6.0, ..weights },
             _ => weights,
@@ -134,8 +135,18 @@ impl Plan {
     }
 
     /// Weight of the arrival of a request whose client has given up.
-    pub(crate) fn late_weight(&self) -> f64 {
-        if self.emphasis == Some(Emphasis::LateCleanup) { 0.25 } else { 0.7 }
+    pub(crate) fn late_weight(&self, sql: &str, client_holds: bool) -> f64 {
+        match (self.emphasis, &*short(sql)) {
+            // After the next claim of the same worker.
+            (Some(Emphasis::LateCleanup), "clean up") if client_holds => 3.0,
+            (Some(Emphasis::LateCleanup), "clean up") => 0.05,
+            _ => 0.7,
+        }
+    }
+
+    /// True if locks on sessions count their terms in a table.
+    pub(crate) fn counts_terms(&self) -> bool {
+        self.seed.is_multiple_of(2)
     }
 
     /// Name of the run's schema.

@@ -73,7 +73,7 @@ pub(crate) async fn read_reply(stream: &mut TcpStream) -> io::Result<ServerReply
                     effects.push(format!("{rows} returned"));
                 }
                 let effect = effects.join(", ");
-                return Ok(ServerReply { effect, bytes, in_transaction, pid });
+                return Ok(ServerReply { bytes, effect, in_transaction, pid });
             }
             _ => {}
         }

@@ -103,8 +103,10 @@ impl Scheduler<'_> {
         if steps.is_empty() && self.late.is_empty() && self.in_flight.is_empty() {
             return None;
         }
-        for line in self.late.keys() {
-            steps.push((Step::Late(*line, StatementVerdict::Pass), self.plan.late_weight()));
+        for (line, held) in &self.late {
+            let client_holds = self.record.referee().holds(line.0);
+            let arrives = self.plan.late_weight(&held.sql, client_holds);
+            steps.push((Step::Late(*line, StatementVerdict::Pass), arrives));
             steps.push((Step::Late(*line, StatementVerdict::Cut), 0.1));
         }
         self.add_heartbeats(&mut steps);
@@ -155,11 +157,11 @@ impl Scheduler<'_> {
         }
         let faults = self.plan.connection_faults;
         for line in self.record.referee().lines() {
-            steps.push((Step::EndSession(line, SessionFault::Terminated), faults / 2.0));
-            steps.push((Step::EndSession(line, SessionFault::Cut), faults / 2.0));
+            steps.push((Step::EndSession(line, SessionFault::Terminated), faults));
+            steps.push((Step::EndSession(line, SessionFault::Cut), faults));
         }
         for line in self.in_flight.keys() {
-            steps.push((Step::EndSession(*line, SessionFault::Terminated), faults / 4.0));
+            steps.push((Step::EndSession(*line, SessionFault::Terminated), faults / 2.0));
         }
     }
 
