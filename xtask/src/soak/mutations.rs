@@ -116,7 +116,7 @@ fn without_missing_checks(mut chosen: Vec<Mutation>, tree: &ScratchTree) -> Vec<
         });
     }
     for check in missing {
-        println!("left out: {check}, because tenure-sim has no example of the product yet");
+        println!("left out: {check}, because its program or its server is not installed");
     }
     chosen.retain(|mutation| !mutation.checks.is_empty());
     chosen
