@@ -22,6 +22,10 @@ use crate::turnstile::{EventSender, TurnEvent, Turnstile};
 /// Jobs at the beginning of a run.
 const JOBS: usize = 2;
 
+/// SQL that ends all sessions that hold or await a lock.
+const END_SESSIONS: &str =
+    "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks WHERE locktype = 'advisory'";
+
 /// Report on a run that broke no promise.
 pub(crate) struct RunReport {
     pub(crate) steps: usize,
@@ -98,6 +102,8 @@ async fn prepare(pair: &mut ServerPair, plan: &Plan, record: &RunRecord) {
         return store.apply_schema().await.unwrap();
     }
     if plan.work == Work::Sessions {
+        // Sessions of an earlier run of the same seed.
+        pair.run(END_SESSIONS).await;
         pair.run("SET synchronous_commit = on").await;
         pair.run(&format!("CREATE SCHEMA {schema}")).await;
         pair.run("SET synchronous_commit = off").await;

@@ -9,7 +9,7 @@ use crate::steps::SessionFault;
 use crate::turnstile::Line;
 
 /// Time that a client gets to notice the end of its connection.
-pub(crate) const NOTICE_PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const NOTICE_PATIENCE: Duration = Duration::from_secs(1);
 /// Time that the server gets to end a session.
 const END_PATIENCE: Duration = Duration::from_secs(60);
 
