@@ -36,7 +36,7 @@ const FEATURES: &[(&str, &str, &str)] = &[
 /// Test target of statements in seeded order. It starts PostgreSQL servers of its own.
 const PG_SCHEDULES: &str = "pg_schedules";
 /// First seed and number of seeds of [`PG_SCHEDULES`].
-const PG_SCHEDULES_SEEDS: &str = "0 400";
+const PG_SCHEDULES_SEEDS: &str = "0 200";
 
 /// A check. Its exit code says if the code is right.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
