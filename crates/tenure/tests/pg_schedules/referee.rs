@@ -196,6 +196,8 @@ pub(crate) struct Referee {
     held: Vec<usize>,
     /// Indices of grants whose session has ended, and the number of executions until then.
     without_session: BTreeMap<usize, u64>,
+    /// Sessions up to this execution ended with their server, and no client noticed.
+    silent_until: u64,
     /// Acknowledged writes up to this execution may have been lost with a standby that was cut off.
     lost_until: u64,
     violations: Vec<String>,
@@ -229,7 +231,11 @@ impl Referee {
             }
         }
         let number = self.grants.len();
-        let durable = !self.may_be_lost(grant.execution);
+        let silent = grant.line.is_some() && grant.execution <= self.silent_until;
+        if silent {
+            self.without_session.insert(number, self.silent_until);
+        }
+        let durable = !self.may_be_lost(grant.execution) && !silent;
         // A grant that was acknowledged twice is one hold.
         self.held.retain(|held| self.grants[*held].claim != grant.claim);
         let valid = now < grant.deadline && durable;
@@ -280,7 +286,15 @@ impl Referee {
 
     /// Connections whose sessions hold a lock that a client relies on.
     pub(crate) fn lines(&self) -> Vec<Line> {
-        self.held.iter().filter_map(|number| self.grants[*number].line).collect()
+        let with_session = self.held.iter().filter(|number| !self.is_without_session(**number));
+        with_session.filter_map(|number| self.grants[*number].line).collect()
+    }
+
+    /// True if a client relies on a lock of these connections, though its session may have ended.
+    pub(crate) fn relies_on(&self, lines: &[Line]) -> bool {
+        let of_lines =
+            |number: &usize| self.grants[*number].line.is_some_and(|line| lines.contains(&line));
+        self.held.iter().any(of_lines)
     }
 
     /// Records that the sessions of these connections have ended.
@@ -296,8 +310,10 @@ impl Referee {
         self.without_session.contains_key(&number)
     }
 
-    /// No longer counts holds of sessions, whose clients cannot notice that the sessions ended.
-    pub(crate) fn forgive_silence(&mut self) {
+    /// No longer counts holds of sessions, whose clients cannot notice that the sessions ended. A reply from before that
+    /// end may still be on its way.
+    pub(crate) fn forgive_silence(&mut self, executions: u64) {
+        self.silent_until = executions;
         self.held.retain(|number| self.grants[*number].line.is_none());
     }
 

@@ -332,6 +332,8 @@ impl<'a> Scheduler<'a> {
         let ended = self.turnstile.server_replaced(self.pair.port()).await;
         self.forget(&ended);
         if self.plan.work == Work::Sessions {
+            // Behind a pooler, an answer of the old server may still arrive: it counts as executed before the end.
+            self.settle().await;
             self.all_sessions_lost().await;
         }
     }

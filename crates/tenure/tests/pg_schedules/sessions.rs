@@ -54,13 +54,10 @@ impl Scheduler<'_> {
                 self.terminate(pid).await;
             }
         }
-        if self.in_flight.contains_key(&line) {
-            return;
+        // A connection with a statement at the server ends when the server ends the statement.
+        if !self.in_flight.contains_key(&line) {
+            self.closing.push(line);
         }
-        self.turnstile.end(&[line]).await;
-        self.forget(&[line]);
-        self.sessions_lost(&[line]).await;
-        self.closing.push(line);
     }
 
     /// Waits until the sessions of connections that ended in the last step are gone, and their clients have noticed.
@@ -102,7 +99,8 @@ impl Scheduler<'_> {
     pub(crate) async fn all_sessions_lost(&mut self) {
         let lines = self.record.referee().lines();
         if self.plan.pooled {
-            self.record.referee().forgive_silence();
+            let executions = self.record.executions();
+            self.record.referee().forgive_silence(executions);
         }
         self.sessions_lost(&lines).await;
     }
@@ -111,7 +109,7 @@ impl Scheduler<'_> {
     async fn sessions_lost(&mut self, lines: &[Line]) {
         self.record.referee().end_sessions(lines, self.record.executions());
         let noticed = async {
-            while self.record.referee().lines().iter().any(|line| lines.contains(line)) {
+            while self.record.referee().relies_on(lines) {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
