@@ -242,6 +242,10 @@ impl TurnstileLink {
         startup: &[u8],
     ) -> io::Result<Option<ServerReply>> {
         if self.reached != *self.run.borrow() {
+            if !self.shared.pooled {
+                // Only a pooler would pass the request to another server.
+                return Err(io::ErrorKind::ConnectionReset.into());
+            }
             *far = self.dial(startup).await?.0;
         }
         let executed = async {
