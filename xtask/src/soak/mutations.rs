@@ -52,7 +52,7 @@ pub(super) fn run(rest: &[String]) -> Result<()> {
     if !faults.is_empty() {
         bail!("errors of the list:\n{}", faults.join("\n"));
     }
-    let chosen = choose(all, &arguments)?;
+    let chosen = without_missing_checks(choose(all, &arguments)?);
     if arguments.list {
         for Mutation { area, name, wrong, .. } in &chosen {
             println!("{area:<8} {name:<44} {wrong}");
@@ -100,6 +100,25 @@ fn choose(all: Vec<Mutation>, arguments: &MutationsArgs) -> Result<Vec<Mutation>
         chosen.retain(|mutation| !mutation.checks.is_empty());
     }
     Ok(chosen)
+}
+
+/// Removes the checks that this machine cannot run, and the mutations without any other check.
+fn without_missing_checks(mut chosen: Vec<Mutation>) -> Vec<Mutation> {
+    let mut missing = BTreeSet::new();
+    for mutation in &mut chosen {
+        mutation.checks.retain(|check| {
+            let available = check.is_available();
+            if !available {
+                missing.insert(check.to_string());
+            }
+            available
+        });
+    }
+    for check in missing {
+        println!("left out: {check}, because PostgreSQL is not installed (cargo xtask setup)");
+    }
+    chosen.retain(|mutation| !mutation.checks.is_empty());
+    chosen
 }
 
 /// Runs each check once on the unchanged code, and returns the time limits for the changed code.

@@ -70,6 +70,11 @@ impl Cluster {
         setup::ensure(&SERVICE.tool).map(drop)
     }
 
+    /// Folder of the server programs; `None` if they are not installed.
+    pub(crate) fn programs() -> Option<PathBuf> {
+        find()
+    }
+
     /// Creates a cluster below `folder` and starts its server on a port from `port`.
     pub(crate) fn start(folder: &Path, port: impl Fn() -> Result<u16>) -> Result<Self> {
         let programs = find().context("its programs are gone")?;

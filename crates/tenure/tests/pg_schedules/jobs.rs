@@ -27,6 +27,8 @@ pub(crate) struct JobClient {
     claims: u128,
     /// The last claim got no answer.
     unclear: bool,
+    /// Share of operations that claim a job although the worker has one.
+    claim_share: f64,
 }
 
 struct KeptJob {
@@ -71,6 +73,7 @@ impl JobClient {
             settled: Vec::new(),
             claims: 0,
             unclear: false,
+            claim_share: if plan.emphasis.is_some() { 0.75 } else { 0.5 },
         })
     }
 
@@ -80,8 +83,7 @@ impl JobClient {
         if self.unclear && random.chance(0.8) {
             return self.claim().await;
         }
-        let draw = random.unit();
-        if self.jobs.is_empty() || draw < 0.5 {
+        if self.jobs.is_empty() || random.chance(self.claim_share) {
             return match random.unit() {
                 ..0.1 => self.enqueue(random).await,
                 ..0.2 => self.sweep().await,
@@ -95,10 +97,10 @@ impl JobClient {
         }
         let chosen = below(random, self.jobs.len());
         let KeptJob { grant, guard } = self.jobs.swap_remove(chosen);
-        match draw {
-            ..0.6 => self.complete(grant, guard).await,
-            ..0.75 => self.complete_with_effect(grant, guard).await,
-            ..0.88 => {
+        match random.unit() {
+            ..0.2 => self.complete(grant, guard).await,
+            ..0.5 => self.complete_with_effect(grant, guard).await,
+            ..0.76 => {
                 let delay = [Duration::ZERO, TTL / 2][below(random, 2)];
                 self.say("retries", &format!("job {} in {} s", guard.id(), delay.as_secs()));
                 let (ended, id) = (self.begin_return(grant), guard.id().to_owned());
@@ -185,7 +187,8 @@ impl JobClient {
             claim: (self.number as u128 + 1) << 32 | self.claims,
             token,
             execution,
-            attempts: 1,
+            in_order: true,
+            line: None,
             job: Some((guard.job().clone(), TTL.saturating_sub(margin(TTL)))),
             deadline: self.record.now(),
         };

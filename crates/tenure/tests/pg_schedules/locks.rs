@@ -14,7 +14,7 @@ use crate::referee::{AckedGrant, RunRecord, Sharing, show};
 /// Ttl of every hold: much longer than a run takes. Holds expire because the scheduler skips time.
 pub(crate) const TTL: Duration = Duration::from_secs(600);
 /// Time limit of a request, on the real clock.
-const LIMIT: Duration = Duration::from_secs(120);
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 /// Slots of the semaphore.
 const SLOTS: u32 = 2;
 
@@ -120,7 +120,8 @@ impl LockClient {
                     claim: claim.id,
                     token: grant.token,
                     execution: self.record.execution_of(self.number),
-                    attempts,
+                    in_order: attempts == 1,
+                    line: None,
                     job: None,
                     deadline: self.lease.deadline(sent, now),
                 };
@@ -222,7 +223,7 @@ impl LockClient {
     }
 }
 
-fn sharing(mode: Mode) -> Sharing {
+pub(crate) fn sharing(mode: Mode) -> Sharing {
     match mode {
         Mode::Exclusive => Sharing::Alone,
         Mode::Shared => Sharing::WithOthers { most: usize::MAX },

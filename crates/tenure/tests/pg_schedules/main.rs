@@ -5,6 +5,8 @@
 #![cfg(feature = "jobs")]
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests, which clippy cannot see")]
 
+mod advisory;
+mod beats;
 mod jobs;
 mod locks;
 mod pair;
@@ -18,12 +20,16 @@ mod schedule;
 mod server;
 #[path = "../services/mod.rs"]
 mod services;
+mod sessions;
+mod shorten;
+mod steps;
 mod turnstile;
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use pair::ServerPair;
+use plan::Plan;
 
 /// Time after which no further seed is started, if no number of seeds is given.
 const SLICE: Duration = Duration::from_secs(25);
@@ -48,7 +54,7 @@ fn seeded_schedules_keep_the_promises() {
         let begun = Instant::now();
         let (mut done, mut steps, mut statements) = (0, 0, 0);
         while count.map_or(begun.elapsed() < SLICE, |count| done < count) {
-            match run::run(&mut pair, first + done).await {
+            match run::run(&mut pair, Plan::draw(first + done), None).await {
                 Ok(report) => {
                     steps += report.steps;
                     statements += report.statements;
@@ -56,7 +62,10 @@ fn seeded_schedules_keep_the_promises() {
                         say(&format!("seed {}\n{}", first + done, report.timeline));
                     }
                 }
-                Err(failure) => panic!("after {done} seeds\n{failure}"),
+                Err(failure) => {
+                    let shortest = shorten::shorten(&mut pair, failure).await;
+                    panic!("after {done} seeds\n{shortest}");
+                }
             }
             done += 1;
             if done % 500 == 0 {

@@ -5,12 +5,24 @@ use std::time::Duration;
 use tenure_core::Random;
 
 use crate::locks::below;
+use crate::protocol::{is_question, short};
 
 /// Operations that clients do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     Locks,
     Jobs,
+    /// Locks on sessions.
+    Sessions,
+}
+
+/// Rare order of statements that a run makes likely.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Emphasis {
+    /// Claims of jobs get no answer, and the cleanup after them arrives late.
+    LateCleanup,
+    /// A lease ends long before its worker sends the next heartbeat.
+    LateHeartbeats,
 }
 
 /// A fail-over in a run.
@@ -41,6 +53,14 @@ pub(crate) struct Plan {
     /// Workers renew their leases by a timer.
     pub(crate) heartbeats: bool,
     pub(crate) promotion: Option<Promotion>,
+    pub(crate) emphasis: Option<Emphasis>,
+}
+
+/// Weights of the faults of a statement and of its reply, beside 4 for a statement or a reply that passes.
+pub(crate) struct FaultWeights {
+    pub(crate) cut: f64,
+    pub(crate) delay: f64,
+    pub(crate) reply_cut: f64,
 }
 
 impl Plan {
@@ -53,22 +73,80 @@ impl Plan {
             ..0.13 => Some(Promotion::Lossy { cut_off: false }),
             _ => None,
         };
-        // Only a connection that outlives its server meets the next one with an old epoch.
-        let lossy = matches!(promotion, Some(Promotion::Lossy { .. }));
-        Self {
+        let work = match random.unit() {
+            ..0.35 => Work::Locks,
+            ..0.75 => Work::Jobs,
+            _ => Work::Sessions,
+        };
+        let emphasis = match random.unit() {
+            _ if work != Work::Jobs => None,
+            ..0.3 => Some(Emphasis::LateCleanup),
+            ..0.5 => Some(Emphasis::LateHeartbeats),
+            _ => None,
+        };
+        let pooled = match (work, promotion) {
+            (Work::Sessions, _) => 0.2,
+            // Only a connection that outlives its server meets the next one with an old epoch.
+            (_, Some(Promotion::Lossy { .. })) => 0.8,
+            _ => 0.4,
+        };
+        let plan = Self {
             seed,
-            work: if random.chance(0.5) { Work::Locks } else { Work::Jobs },
+            work,
             clients: 2 + below(random, 3),
             operations: 6 + below(random, 14),
-            pooled: random.chance(if lossy { 0.8 } else { 0.4 }),
+            pooled: random.chance(pooled),
             // A commit that does not wait for the standby may be lost with the primary.
             lazy: random.chance(0.5) && promotion.is_none(),
             connection_faults: [0.0, 0.15, 0.5, 0.5][below(random, 4)],
             skips: [0.1, 0.5, 1.5][below(random, 3)],
             crashes: u32::from(random.chance(0.3)) + u32::from(random.chance(0.1)),
-            heartbeats: random.chance(0.5),
+            heartbeats: random.chance(0.5) || emphasis == Some(Emphasis::LateHeartbeats),
             promotion,
+            emphasis,
+        };
+        // Neither a crash nor the end of a lease may come between the claims and the late cleanup.
+        match emphasis {
+            Some(Emphasis::LateCleanup) => {
+                Self { skips: 0.02, crashes: 0, clients: 2, operations: 20, ..plan }
+            }
+            // A hold must last until another client gets the lock: most holds end with their sessions.
+            None if work == Work::Sessions => Self { skips: plan.skips / 5.0, ..plan },
+            _ => plan,
         }
+    }
+
+    pub(crate) fn faults(&self, sql: &str) -> FaultWeights {
+        // Most faults go to statements that may write: a lost question is asked again, and changes nothing.
+        let base = self.connection_faults * if is_question(sql) { 0.1 } else { 1.0 };
+        let weights = FaultWeights { cut: base, delay: base, reply_cut: 2.0 * base };
+        match (self.emphasis, &*short(sql)) {
+            (Some(Emphasis::LateCleanup), "claim job") => {
+                FaultWeights { reply_cut: 2.0, ..weights }
+            }
+            (Some(Emphasis::LateCleanup), "clean up") => FaultWeights { delay: 6.0, ..weights },
+            _ => weights,
+        }
+    }
+
+    /// Weight of a heartbeat that is answered.
+    pub(crate) fn heartbeat_weight(&self) -> f64 {
+        if self.emphasis == Some(Emphasis::LateHeartbeats) { 0.2 } else { 1.5 }
+    }
+
+    /// Weight of the arrival of a request whose client has given up.
+    pub(crate) fn late_weight(&self, sql: &str, client_holds: bool) -> f64 {
+        match (self.emphasis, &*short(sql)) {
+            // After the next claim of the same worker.
+            (Some(Emphasis::LateCleanup), "clean up") if client_holds => 3.0,
+            (Some(Emphasis::LateCleanup), "clean up") => 0.05,
+            _ => 0.7,
+        }
+    }
+
+    /// True if locks on sessions count their terms in a table.
+    pub(crate) fn counts_terms(&self) -> bool {
+        self.seed.is_multiple_of(2)
     }
 
     /// Name of the run's schema.
@@ -76,10 +154,11 @@ impl Plan {
         format!("run_{}", self.seed)
     }
 
-    /// SQL that ages all leases.
-    pub(crate) fn aging(&self, span: Duration) -> String {
+    /// SQL that ages all leases; `None` if the rows have none.
+    pub(crate) fn aging(&self, span: Duration) -> Option<String> {
         let (schema, seconds) = (self.schema(), span.as_secs());
-        match self.work {
+        Some(match self.work {
+            Work::Sessions => return None,
             Work::Jobs => format!(
                 "UPDATE {schema}.jobs SET locked_until = locked_until - interval '{seconds} s' \
                  WHERE locked_until IS NOT NULL"
@@ -97,6 +176,6 @@ impl Plan {
                     earlier("granted")
                 )
             }
-        }
+        })
     }
 }

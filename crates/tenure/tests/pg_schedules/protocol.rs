@@ -18,6 +18,8 @@ pub(crate) struct ServerReply {
     pub(crate) effect: String,
     /// True if the session is inside a transaction after this answer.
     pub(crate) in_transaction: bool,
+    /// Process of the session, in the first reply of a connection.
+    pub(crate) pid: Option<i32>,
 }
 
 /// Reads the first message of a client, which has no type. Requests for encryption are not expected here.
@@ -55,7 +57,7 @@ pub(crate) async fn read_group(stream: &mut TcpStream) -> io::Result<Option<Stat
 
 /// Reads the server's answer up to `ReadyForQuery`.
 pub(crate) async fn read_reply(stream: &mut TcpStream) -> io::Result<ServerReply> {
-    let (mut bytes, mut effects, mut rows) = (Vec::new(), Vec::new(), 0);
+    let (mut bytes, mut effects, mut rows, mut pid) = (Vec::new(), Vec::new(), 0, None);
     loop {
         let begin = bytes.len();
         let kind = read_message(stream, &mut bytes).await?.ok_or(io::ErrorKind::UnexpectedEof)?;
@@ -64,12 +66,14 @@ pub(crate) async fn read_reply(stream: &mut TcpStream) -> io::Result<ServerReply
             b'D' => rows += 1,
             b'C' => effects.push(text(body)),
             b'E' => effects.push(error(body)),
+            b'K' => pid = body.first_chunk().map(|pid| i32::from_be_bytes(*pid)),
             b'Z' => {
                 let in_transaction = body.first() != Some(&b'I');
                 if rows > 0 && !effects.iter().any(|effect| effect.starts_with("SELECT")) {
                     effects.push(format!("{rows} returned"));
                 }
-                return Ok(ServerReply { effect: effects.join(", "), bytes, in_transaction });
+                let effect = effects.join(", ");
+                return Ok(ServerReply { bytes, effect, in_transaction, pid });
             }
             _ => {}
         }
@@ -115,9 +119,17 @@ fn error(body: &[u8]) -> String {
 
 /// Names of statements by a part of their text. The first match counts.
 const STATEMENTS: &[(&str, &str)] = &[
+    ("set_config('tenure.session'", "greeting"),
     ("obj_description", "greeting"),
     ("array_agg(attname", "greeting"),
     (".effects (job, token)", "effect"),
+    ("THEN 'granted' ELSE 'busy' END", "claim lock"),
+    ("pg_advisory_unlock", "release lock"),
+    (")::int, pg_is_in_recovery()::int, ", "renew lock"),
+    ("(key1, key2, terms)", "count term"),
+    ("objsubid = 2 AND NOT granted", "waiting?"),
+    ("SELECT pg_terminate_backend(pid", "evict"),
+    ("l.classid::int8, l.objid::int8", "sessions?"),
     ("SET epoch = CASE WHEN (l.claim", "take"),
     ("jsonb_build_array(jsonb", "claim shared"),
     ("WITH taken AS", "claim"),
@@ -151,10 +163,16 @@ pub(crate) fn is_heartbeat(sql: &str) -> bool {
     short(sql) == "heartbeat"
 }
 
+/// True for the check whether a wait has begun, which a client repeats until it has. It changes nothing, and is not
+/// scheduled: the number of repetitions depends on the speed of the machine.
+pub(crate) fn is_wait_check(sql: &str) -> bool {
+    short(sql) == "waiting?"
+}
+
 /// True for statements that only prepare others.
 pub(crate) fn is_question(sql: &str) -> bool {
     matches!(
         &*short(sql),
-        "greeting" | "epoch" | "existing" | "settled?" | "unanswered?" | "effect"
+        "greeting" | "epoch" | "existing" | "settled?" | "unanswered?" | "effect" | "sessions?"
     ) || sql.starts_with("BEGIN")
 }

@@ -8,6 +8,8 @@ use tenure::jobs::Job;
 use tenure::{Clock, FencingToken};
 use tenure_core::Time;
 
+use crate::turnstile::Line;
+
 /// Facts that all parts of a run share. One thread runs them all.
 pub(crate) struct RunRecord {
     clock: Clock,
@@ -18,8 +20,10 @@ pub(crate) struct RunRecord {
     timeline: RefCell<Vec<String>>,
     /// Number of statements that the server executed so far.
     executed: Cell<u64>,
-    /// By client: number of the execution whose reply the client got last.
-    answered: RefCell<BTreeMap<usize, u64>>,
+    /// By client: line and number of the execution whose reply the client got last.
+    answered: RefCell<BTreeMap<usize, (Line, u64)>>,
+    /// Connections that their clients close.
+    closing: RefCell<Vec<Line>>,
     /// By client: number of faults that its connections had.
     faults: RefCell<BTreeMap<usize, u64>>,
     referee: RefCell<Referee>,
@@ -34,6 +38,7 @@ impl RunRecord {
             timeline: RefCell::default(),
             executed: Cell::default(),
             answered: RefCell::default(),
+            closing: RefCell::default(),
             faults: RefCell::default(),
             referee: RefCell::default(),
         }
@@ -98,13 +103,28 @@ impl RunRecord {
         self.executed.get()
     }
 
-    pub(crate) fn deliver(&self, client: usize, execution: u64) {
-        self.answered.borrow_mut().insert(client, execution);
+    pub(crate) fn deliver(&self, line: Line, execution: u64) {
+        self.answered.borrow_mut().insert(line.0, (line, execution));
     }
 
     /// Number of the execution that a client's last reply comes from.
     pub(crate) fn execution_of(&self, client: usize) -> u64 {
-        self.answered.borrow().get(&client).copied().unwrap_or_default()
+        self.answered.borrow().get(&client).map(|(_, execution)| *execution).unwrap_or_default()
+    }
+
+    /// Connection that a client's last reply came on.
+    pub(crate) fn line_of(&self, client: usize) -> Option<Line> {
+        self.answered.borrow().get(&client).map(|(line, _)| *line)
+    }
+
+    /// Records that a client closes a connection.
+    pub(crate) fn close(&self, line: Line) {
+        self.closing.borrow_mut().push(line);
+    }
+
+    /// Takes the connections that clients have closed.
+    pub(crate) fn closing(&self) -> Vec<Line> {
+        self.closing.take()
     }
 
     /// Counts a fault of a client's connection.
@@ -158,9 +178,12 @@ pub(crate) struct AckedGrant {
     /// Identity of the claim: the same for all its attempts.
     pub(crate) claim: u128,
     pub(crate) token: FencingToken,
-    /// Number of the execution that granted. An earlier attempt of a claim in `attempts` may have granted instead.
+    /// Number of the execution that granted.
     pub(crate) execution: u64,
-    pub(crate) attempts: usize,
+    /// False if an earlier attempt may have granted, or if grants of several clients were answered in any order.
+    pub(crate) in_order: bool,
+    /// Connection whose session has the lock, if it ends with that session.
+    pub(crate) line: Option<Line>,
     /// The claimed job and the part of its lease that its worker relies on. Its guard knows the deadline.
     pub(crate) job: Option<(Job, Duration)>,
     pub(crate) deadline: Time,
@@ -171,6 +194,10 @@ pub(crate) struct Referee {
     grants: Vec<AckedGrant>,
     /// Indices of grants whose holder may use them until their deadline.
     held: Vec<usize>,
+    /// Indices of grants whose session has ended, and the number of executions until then.
+    without_session: BTreeMap<usize, u64>,
+    /// Sessions up to this execution ended with their server, and no client noticed.
+    silent_until: u64,
     /// Acknowledged writes up to this execution may have been lost with a standby that was cut off.
     lost_until: u64,
     violations: Vec<String>,
@@ -183,8 +210,7 @@ impl Referee {
         for other in self.grants.iter().filter(|other| other.key == grant.key) {
             let same_claim = other.claim == grant.claim;
             // A repeated claim of a shared hold gets its first token again, though other clients were granted since.
-            let unordered =
-                |grant: &AckedGrant| grant.attempts > 1 && grant.sharing != Sharing::Alone;
+            let unordered = |grant: &AckedGrant| !grant.in_order && grant.sharing != Sharing::Alone;
             let wrong = if other.token == grant.token {
                 !same_claim
             } else if unordered(other) || unordered(&grant) {
@@ -205,7 +231,11 @@ impl Referee {
             }
         }
         let number = self.grants.len();
-        let durable = !self.may_be_lost(grant.execution);
+        let silent = grant.line.is_some() && grant.execution <= self.silent_until;
+        if silent {
+            self.without_session.insert(number, self.silent_until);
+        }
+        let durable = !self.may_be_lost(grant.execution) && !silent;
         // A grant that was acknowledged twice is one hold.
         self.held.retain(|held| self.grants[*held].claim != grant.claim);
         let valid = now < grant.deadline && durable;
@@ -220,6 +250,11 @@ impl Referee {
     /// Judges a renewal that was granted by this execution.
     pub(crate) fn renewed(&mut self, number: usize, deadline: Time, execution: u64, now: Time) {
         self.judge_renewal(number, execution);
+        if self.without_session.get(&number).is_some_and(|until| *until < execution) {
+            let AckedGrant { client, key, .. } = &self.grants[number];
+            let text = format!("client {client} renewed {key}, whose session had ended");
+            self.violations.push(text);
+        }
         // A hold whose deadline has passed stays lost.
         if self.is_valid(number, now) {
             self.grants[number].deadline = deadline;
@@ -247,6 +282,39 @@ impl Referee {
     /// True if a client has holds, be they valid or not.
     pub(crate) fn holds(&self, client: usize) -> bool {
         self.held.iter().any(|number| self.grants[*number].client == client)
+    }
+
+    /// Connections whose sessions hold a lock that a client relies on.
+    pub(crate) fn lines(&self) -> Vec<Line> {
+        let with_session = self.held.iter().filter(|number| !self.is_without_session(**number));
+        with_session.filter_map(|number| self.grants[*number].line).collect()
+    }
+
+    /// True if a client relies on a lock of these connections, though its session may have ended.
+    pub(crate) fn relies_on(&self, lines: &[Line]) -> bool {
+        let of_lines =
+            |number: &usize| self.grants[*number].line.is_some_and(|line| lines.contains(&line));
+        self.held.iter().any(of_lines)
+    }
+
+    /// Records that the sessions of these connections have ended.
+    pub(crate) fn end_sessions(&mut self, lines: &[Line], executions: u64) {
+        for (number, grant) in self.grants.iter().enumerate() {
+            if grant.line.is_some_and(|line| lines.contains(&line)) {
+                self.without_session.entry(number).or_insert(executions);
+            }
+        }
+    }
+
+    pub(crate) fn is_without_session(&self, number: usize) -> bool {
+        self.without_session.contains_key(&number)
+    }
+
+    /// No longer counts holds of sessions, whose clients cannot notice that the sessions ended. A reply from before that
+    /// end may still be on its way.
+    pub(crate) fn forgive_silence(&mut self, executions: u64) {
+        self.silent_until = executions;
+        self.held.retain(|number| self.grants[*number].line.is_none());
     }
 
     /// Judges all jobs again: heartbeats move their deadlines.

@@ -4,32 +4,49 @@ use std::rc::Rc;
 
 use tenure::jobs::{Queue, Schema};
 use tenure::store::{Answer, Mode};
-use tenure::{PgLeaseStore, Store as _};
+use tenure::{PgAdvisoryStore, PgLeaseStore, Store};
 use tenure_core::Random;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use crate::advisory::{self, AdvisoryClient};
 use crate::jobs::{self, JobClient};
 use crate::locks::{self, LockClient, TTL};
 use crate::pair::{LAZY_ROLE, ServerPair};
 use crate::plan::{Plan, Work};
 use crate::referee::{AckedGrant, RunRecord, Sharing, show};
 use crate::schedule::{OrderSender, Scheduler};
+use crate::steps::Step;
 use crate::turnstile::{EventSender, TurnEvent, Turnstile};
 
 /// Jobs at the beginning of a run.
 const JOBS: usize = 2;
 
+/// SQL that ends all sessions that hold or await a lock.
+const END_SESSIONS: &str =
+    "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks WHERE locktype = 'advisory'";
+
 /// Report on a run that broke no promise.
 pub(crate) struct RunReport {
-    pub(crate) steps: u64,
+    pub(crate) steps: usize,
     pub(crate) statements: u64,
     pub(crate) timeline: String,
 }
 
-/// Runs a seed. Fails with the broken promises and the timeline.
-pub(crate) async fn run(pair: &mut ServerPair, seed: u64) -> Result<RunReport, String> {
-    let plan = Plan::draw(seed);
+/// Broken promises of a run.
+pub(crate) struct RunFailure {
+    pub(crate) plan: Plan,
+    pub(crate) steps: Vec<Step>,
+    pub(crate) violations: Vec<String>,
+    pub(crate) timeline: String,
+}
+
+/// Runs a plan, with steps that its seed draws, or with those of a list.
+pub(crate) async fn run(
+    pair: &mut ServerPair,
+    plan: Plan,
+    script: Option<Vec<Step>>,
+) -> Result<RunReport, RunFailure> {
     let record = Rc::new(RunRecord::new());
     if plan.promotion.is_some() {
         pair.replicate().await;
@@ -46,12 +63,13 @@ pub(crate) async fn run(pair: &mut ServerPair, seed: u64) -> Result<RunReport, S
         orders.push(order);
         clients.push(ClientTask(task));
     }
-    let mut scheduler = Scheduler::new(pair, plan.clone(), Rc::clone(&record), turnstile, events);
+    let recorded = Rc::clone(&record);
+    let mut scheduler = Scheduler::new(pair, plan.clone(), recorded, turnstile, events, script);
     for order in orders {
         scheduler.add_client(order);
     }
     scheduler.run().await;
-    let (steps, statements) = (scheduler.steps, record.executions());
+    let (steps, statements) = (std::mem::take(&mut scheduler.taken), record.executions());
     drop((clients, scheduler));
     if plan.promotion.is_some() {
         pair.end_replication().await;
@@ -59,15 +77,12 @@ pub(crate) async fn run(pair: &mut ServerPair, seed: u64) -> Result<RunReport, S
     if record.violations().is_empty() {
         judge_end(pair, &plan, &record).await;
     }
-    pair.run(&format!("DROP SCHEMA {} CASCADE", plan.schema())).await;
-    match &record.violations()[..] {
-        [] => Ok(RunReport { steps, statements, timeline: record.timeline() }),
-        violations => Err(format!(
-            "seed {seed}: {plan:?}\n{}\n{}\nrun it again: cargo xtask soak postgres -- {seed} 1",
-            record.timeline(),
-            violations.join("\n")
-        )),
+    pair.run(&format!("DROP SCHEMA IF EXISTS {} CASCADE", plan.schema())).await;
+    let (violations, timeline) = (record.violations(), record.timeline());
+    if violations.is_empty() {
+        return Ok(RunReport { steps: steps.len(), statements, timeline });
     }
+    Err(RunFailure { plan, steps, violations, timeline })
 }
 
 /// Task of a client, which ends with the run.
@@ -85,6 +100,15 @@ async fn prepare(pair: &mut ServerPair, plan: &Plan, record: &RunRecord) {
     if plan.work == Work::Locks {
         let store = PgLeaseStore::open(&format!("{url}?table={schema}.locks")).unwrap();
         return store.apply_schema().await.unwrap();
+    }
+    if plan.work == Work::Sessions {
+        // Sessions of an earlier run of the same seed.
+        pair.run(END_SESSIONS).await;
+        pair.run("SET synchronous_commit = on").await;
+        pair.run(&format!("CREATE SCHEMA {schema}")).await;
+        pair.run("SET synchronous_commit = off").await;
+        let url = format!("{url}?{}", advisory::options(plan));
+        return PgAdvisoryStore::open(&url).unwrap().apply_schema().await.unwrap();
     }
     Schema::of_queue(&format!("{schema}.jobs")).unwrap().apply(&url).await.unwrap();
     pair.run(&format!("CREATE TABLE {schema}.effects (job bigint, token bigint)")).await;
@@ -110,27 +134,17 @@ fn start_client(
     let (sender, mut orders) = mpsc::unbounded_channel::<Random>();
     let (url, plan, record) = (url.to_owned(), plan.clone(), Rc::clone(record));
     let task = tokio::task::spawn_local(async move {
-        let mut locks = None;
-        let mut jobs = None;
-        while let Some(mut random) = orders.recv().await {
-            match plan.work {
-                Work::Locks => {
-                    let url = format!("{url}&table={}.locks", plan.schema());
-                    let new = || LockClient::new(number, &url, Rc::clone(&record));
-                    locks.get_or_insert_with(new).act(&mut random).await;
-                }
-                Work::Jobs => {
-                    if jobs.is_none() {
-                        let connected =
-                            JobClient::connect(number, &url, &plan, Rc::clone(&record)).await;
-                        jobs = connected.ok();
-                    }
-                    match &mut jobs {
-                        Some(client) => client.act(&mut random).await,
-                        None => record.note_client(number, "cannot connect", ""),
-                    }
-                }
-            }
+        let mut participant = Participant::new(number, &url, &plan, &record);
+        loop {
+            let mut random = tokio::select! {
+                biased;
+                () = participant.session_end() => continue,
+                order = orders.recv() => match order {
+                    Some(random) => random,
+                    None => return,
+                },
+            };
+            participant.act(&mut random).await;
             // The scheduler is gone at the end of a run.
             let _ = events.send(TurnEvent::Ended { client: number });
         }
@@ -138,21 +152,98 @@ fn start_client(
     (sender, task)
 }
 
+/// A client of any kind.
+enum Participant {
+    Locks(LockClient),
+    Jobs(JobParticipant),
+    Sessions(AdvisoryClient),
+}
+
+/// A worker, and all that it needs to connect.
+struct JobParticipant {
+    number: usize,
+    url: String,
+    plan: Plan,
+    record: Rc<RunRecord>,
+    client: Option<JobClient>,
+}
+
+impl Participant {
+    fn new(number: usize, url: &str, plan: &Plan, record: &Rc<RunRecord>) -> Self {
+        let (plan, record) = (plan.clone(), Rc::clone(record));
+        match plan.work {
+            Work::Locks => {
+                let url = format!("{url}&table={}.locks", plan.schema());
+                Self::Locks(LockClient::new(number, &url, record))
+            }
+            Work::Sessions => Self::Sessions(AdvisoryClient::new(number, url, &plan, record)),
+            Work::Jobs => {
+                let url = url.to_owned();
+                Self::Jobs(JobParticipant { number, url, plan, record, client: None })
+            }
+        }
+    }
+
+    /// Resolves when a hold was lost with its session.
+    async fn session_end(&mut self) {
+        match self {
+            Self::Sessions(client) => client.session_end().await,
+            Self::Locks(_) | Self::Jobs(_) => std::future::pending().await,
+        }
+    }
+
+    async fn act(&mut self, random: &mut Random) {
+        match self {
+            Self::Locks(client) => client.act(random).await,
+            Self::Sessions(client) => client.act(random).await,
+            Self::Jobs(worker) => worker.act(random).await,
+        }
+    }
+}
+
+impl JobParticipant {
+    async fn act(&mut self, random: &mut Random) {
+        let Self { number, url, plan, record, client } = self;
+        if client.is_none() {
+            *client = JobClient::connect(*number, url, plan, Rc::clone(record)).await.ok();
+        }
+        match client {
+            Some(client) => client.act(random).await,
+            None => record.note_client(*number, "cannot connect", ""),
+        }
+    }
+}
+
 /// Judges what is left when all clients have gone and every lease is over.
 async fn judge_end(pair: &mut ServerPair, plan: &Plan, record: &RunRecord) {
     record.skip(TTL * 3);
-    pair.run(&plan.aging(TTL * 3)).await;
+    if let Some(sql) = plan.aging(TTL * 3) {
+        pair.run(&sql).await;
+    }
     match plan.work {
-        Work::Locks => judge_locks(pair, plan, record).await,
+        Work::Locks => {
+            let url = format!("{}?table={}.locks", pair.url(), plan.schema());
+            let store = PgLeaseStore::open(&url).unwrap();
+            let keys: Vec<&str> = locks::keys().collect();
+            judge_locks(&store, &keys, plan, record).await;
+        }
+        Work::Sessions => {
+            // All idle sessions have ended by now.
+            let holders =
+                "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks WHERE locktype = 'advisory'";
+            pair.run(holders).await;
+            let url = format!("{}?{}", pair.url(), advisory::options(plan));
+            let (store, keys) = (PgAdvisoryStore::open(&url).unwrap(), advisory::keys(plan));
+            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+            judge_locks(&store, &keys, plan, record).await;
+        }
         Work::Jobs => judge_jobs(pair, plan, record).await,
     }
 }
 
 /// Every key can be claimed again, under a larger token.
-async fn judge_locks(pair: &mut ServerPair, plan: &Plan, record: &RunRecord) {
-    let url = format!("{}?table={}.locks", pair.url(), plan.schema());
-    let store = PgLeaseStore::open(&url).unwrap();
-    for (nth, key) in locks::keys().enumerate() {
+async fn judge_locks(store: &dyn Store, keys: &[&str], plan: &Plan, record: &RunRecord) {
+    for (nth, key) in keys.iter().copied().enumerate() {
         let claim = locks::claim(key, locks::mode_of(key), nth as u128, "the referee");
         match store.claim(&claim, TTL).await {
             Ok(Answer::Granted(grant)) => {
@@ -166,7 +257,8 @@ async fn judge_locks(pair: &mut ServerPair, plan: &Plan, record: &RunRecord) {
                     claim: claim.id,
                     token: grant.token,
                     execution: record.count_execution(),
-                    attempts: 1,
+                    in_order: true,
+                    line: None,
                     job: None,
                     deadline: record.now() + TTL,
                 };

@@ -1,7 +1,7 @@
 //! Relay in front of the server that holds back every request and every reply until the scheduler releases it.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::rc::Rc;
 
@@ -71,6 +71,10 @@ struct TurnstileShared {
     /// Connections of clients; true inside a transaction.
     lines: RefCell<BTreeMap<Line, bool>>,
     opened: RefCell<BTreeMap<usize, u32>>,
+    /// Process of each connection's last session, also of connections that have ended.
+    pids: RefCell<BTreeMap<Line, i32>>,
+    /// Connections that the scheduler ends.
+    doomed: watch::Sender<BTreeSet<Line>>,
 }
 
 impl Turnstile {
@@ -82,6 +86,8 @@ impl Turnstile {
             events,
             lines: RefCell::default(),
             opened: RefCell::default(),
+            pids: RefCell::default(),
+            doomed: watch::Sender::default(),
         };
         Self { shared: Rc::new(shared), run: watch::Sender::new(0), listeners: Vec::new() }
     }
@@ -120,10 +126,33 @@ impl Turnstile {
             lines.iter().filter(ends).map(|(line, _)| *line).collect()
         };
         self.run.send_modify(|run| *run += 1);
-        while doomed.iter().any(|line| shared.lines.borrow().contains_key(line)) {
+        self.gone(&doomed).await;
+        doomed
+    }
+
+    /// Ends these connections: their clients and the server see it at once.
+    pub(crate) async fn end(&self, lines: &[Line]) {
+        self.shared.doomed.send_modify(|doomed| doomed.extend(lines));
+        self.gone(lines).await;
+    }
+
+    /// Waits until these connections have ended.
+    pub(crate) async fn gone(&self, lines: &[Line]) {
+        while lines.iter().any(|line| self.shared.lines.borrow().contains_key(line)) {
             tokio::task::yield_now().await;
         }
-        doomed
+    }
+
+    /// Connections of clients, and the process of each one's session.
+    pub(crate) fn sessions(&self) -> Vec<(Line, i32)> {
+        let (lines, pids) = (self.shared.lines.borrow(), self.shared.pids.borrow());
+        let known = lines.keys().filter_map(|line| Some((*line, *pids.get(line)?)));
+        known.collect()
+    }
+
+    /// Process of a connection's session, even if the connection has ended.
+    pub(crate) fn pid(&self, line: Line) -> Option<i32> {
+        self.shared.pids.borrow().get(&line).copied()
     }
 
     pub(crate) fn in_transaction(&self) -> bool {
@@ -166,7 +195,7 @@ impl TurnstileLink {
         loop {
             let group = tokio::select! {
                 biased;
-                () = self.server_gone() => return Ok(()),
+                () = self.cut() => return pass_last_words(&mut far, &mut near).await,
                 group = protocol::read_group(&mut near) => group?,
             };
             let Some(group) = group else { return Ok(()) };
@@ -201,7 +230,7 @@ impl TurnstileLink {
         tokio::select! {
             biased;
             verdict = decided => verdict.ok(),
-            () = self.server_gone() => None,
+            () = self.cut() => None,
         }
     }
 
@@ -213,6 +242,10 @@ impl TurnstileLink {
         startup: &[u8],
     ) -> io::Result<Option<ServerReply>> {
         if self.reached != *self.run.borrow() {
+            if !self.shared.pooled {
+                // Only a pooler would pass the request to another server.
+                return Err(io::ErrorKind::ConnectionReset.into());
+            }
             *far = self.dial(startup).await?.0;
         }
         let executed = async {
@@ -241,7 +274,7 @@ impl TurnstileLink {
         let delivered = tokio::select! {
             biased;
             verdict = decided => verdict == Ok(ReplyVerdict::Deliver),
-            () = self.server_gone() => false,
+            () = self.cut() => false,
         };
         Ok(delivered.then_some(reply))
     }
@@ -253,7 +286,20 @@ impl TurnstileLink {
         far.set_nodelay(true)?;
         far.write_all(startup).await?;
         let greeting = protocol::read_reply(&mut far).await?;
+        if let Some(pid) = greeting.pid {
+            self.shared.pids.borrow_mut().insert(self.line, pid);
+        }
         Ok((far, greeting))
+    }
+
+    /// Resolves when this connection ends without its client.
+    async fn cut(&mut self) {
+        let (line, mut doomed) = (self.line, self.shared.doomed.subscribe());
+        tokio::select! {
+            () = self.server_gone() => {}
+            // The turnstile lives as long as its connections: the wait does not fail.
+            _ = doomed.wait_for(|doomed| doomed.contains(&line)) => {}
+        }
     }
 
     /// Resolves when the server of this connection is gone, unless the connection survives that.
@@ -267,6 +313,15 @@ impl TurnstileLink {
         if self.shared.pooled && in_transaction != Some(true) {
             std::future::pending::<()>().await;
         }
+    }
+}
+
+/// Passes on the error with which a server has ended a session, if it has.
+async fn pass_last_words(far: &mut TcpStream, near: &mut TcpStream) -> io::Result<()> {
+    let mut words = [0; 1024];
+    match far.try_read(&mut words) {
+        Ok(length) => near.write_all(&words[..length]).await,
+        Err(_) => Ok(()),
     }
 }
 

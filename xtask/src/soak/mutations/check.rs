@@ -1,5 +1,6 @@
 //! Checks: tests or seeds that are to notice a mutation, built and run in the scratch copy.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use nix::sys::signal::Signal;
 use serde::Deserialize;
 
 use crate::command::Group;
+use crate::stores::Cluster;
 use crate::{interrupt, repo};
 
 /// Longest build of one check.
@@ -25,8 +27,15 @@ const SHOWN_LINES: usize = 40;
 /// Threads on which the seeds run.
 const SEED_THREADS: &str = "2";
 /// Test targets that need a feature of their package.
-const FEATURES: &[(&str, &str, &str)] =
-    &[("tenure", "fork", "postgres"), ("tenure", "object", "object")];
+const FEATURES: &[(&str, &str, &str)] = &[
+    ("tenure", "fork", "postgres"),
+    ("tenure", "object", "object"),
+    ("tenure", PG_SCHEDULES, "jobs"),
+];
+/// Test target of statements in seeded order. It starts PostgreSQL servers of its own.
+const PG_SCHEDULES: &str = "pg_schedules";
+/// First seed and number of seeds of [`PG_SCHEDULES`].
+const PG_SCHEDULES_SEEDS: &str = "0 200";
 
 /// A check. Its exit code says if the code is right.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,6 +76,26 @@ impl MutationCheck {
             }
             _ => bail!("{text:?} is not a check: give PACKAGE/TARGET, such as tenure-core/lib"),
         }
+    }
+
+    /// False for a check that needs a program which this machine lacks.
+    pub(super) fn is_available(&self) -> bool {
+        !self.needs_postgres() || Cluster::programs().is_some()
+    }
+
+    fn needs_postgres(&self) -> bool {
+        matches!(self, Self::Tests { target, .. } if target == PG_SCHEDULES)
+    }
+
+    /// Environment that the check needs.
+    fn environment(&self) -> Vec<(&'static str, OsString)> {
+        let programs = Cluster::programs().filter(|_| self.needs_postgres());
+        programs.map_or_else(Vec::new, |programs| {
+            vec![
+                ("TENURE_TEST_POSTGRES_BIN", programs.into_os_string()),
+                ("TENURE_SOAK_POSTGRES", PG_SCHEDULES_SEEDS.into()),
+            ]
+        })
     }
 
     /// Arguments of cargo that build the check and do not run it.
@@ -149,7 +178,7 @@ impl Runner {
 
     /// Builds a check. The inner error is the output of the compiler.
     pub(super) fn build(&self, check: &MutationCheck) -> Result<Result<(), String>> {
-        let end = self.cargo(&check.build_arguments(), BUILD_LIMIT, false)?;
+        let end = self.cargo(self.command(&check.build_arguments()), BUILD_LIMIT, false)?;
         Ok(match end {
             CargoEnd::Exited(status) if status.success() => Ok(()),
             CargoEnd::Exited(_) => Err(self.last_lines()?),
@@ -171,7 +200,9 @@ impl Runner {
     /// Runs a check. A failed test ends it: the other tests of the target need not end.
     fn run_once(&self, check: &MutationCheck, limit: Duration) -> Result<CheckResult> {
         let watch = matches!(check, MutationCheck::Tests { .. });
-        Ok(match self.cargo(&check.run_arguments(), limit, watch)? {
+        let mut cargo = self.command(&check.run_arguments());
+        cargo.envs(check.environment());
+        Ok(match self.cargo(cargo, limit, watch)? {
             CargoEnd::Exited(status) if status.success() => CheckResult::Passed,
             CargoEnd::Exited(status) => {
                 let output = self.output()?;
@@ -200,9 +231,8 @@ impl Runner {
     }
 
     /// Runs cargo in a group of its own, with its output in the log. With `watch`, the first failed test ends it.
-    fn cargo(&self, arguments: &[String], limit: Duration, watch: bool) -> Result<CargoEnd> {
+    fn cargo(&self, mut cargo: Command, limit: Duration, watch: bool) -> Result<CargoEnd> {
         let log = File::create(&self.log).context("creating the log of a check")?;
-        let mut cargo = self.command(arguments);
         cargo.stdout(log.try_clone().context("sharing the log")?).stderr(log);
         let deadline = Instant::now() + limit;
         let mut group = Group::spawn(&mut cargo, Signal::SIGTERM)?;
@@ -228,7 +258,8 @@ impl Runner {
         cargo.args(arguments).current_dir(&self.tree).env("CARGO_TARGET_DIR", &self.target);
         // No check reads debug information, and without it the builds are faster.
         cargo.env("CARGO_PROFILE_DEV_DEBUG", "0").env("CARGO_TERM_COLOR", "never");
-        // Tests that need a running store are skipped: a store would make them slow, and not more strict.
+        // Tests that need a running store are skipped: a store would make them slow, and not more strict. The check of
+        // statements in seeded order gets what it needs afterwards.
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("TENURE_") {
                 cargo.env_remove(name);
@@ -269,8 +300,24 @@ mod tests {
             words("tenure/object"),
             "test --locked --package tenure --test object --features object"
         );
+        assert_eq!(
+            words("tenure/pg_schedules"),
+            "test --locked --package tenure --test pg_schedules --features jobs"
+        );
         assert!(MutationCheck::parse("tenure").is_err());
         assert!(MutationCheck::parse("tenure/").is_err());
+    }
+
+    #[test]
+    fn only_the_schedules_get_a_server() {
+        let names = |check: &str| {
+            let environment = MutationCheck::parse(check).unwrap().environment();
+            environment.into_iter().map(|(name, _)| name).collect::<Vec<_>>()
+        };
+        assert!(names("tenure/guard").is_empty());
+        let found = Cluster::programs().is_some();
+        assert_eq!(names("tenure/pg_schedules").contains(&"TENURE_TEST_POSTGRES_BIN"), found);
+        assert_eq!(MutationCheck::parse("tenure/pg_schedules").unwrap().is_available(), found);
     }
 
     #[test]
