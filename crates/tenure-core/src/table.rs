@@ -43,6 +43,7 @@ mod index;
 mod list;
 mod lookup;
 mod prefetch;
+mod prefetched;
 mod slab;
 mod stats;
 #[cfg(test)]
@@ -58,13 +59,13 @@ use std::time::Duration;
 use self::entries::{Entry, Member, OwnerState, Place, Stage};
 use self::index::Index;
 use self::list::List;
-use self::prefetch::Prefetched;
+use self::prefetched::Prefetched;
 use self::slab::Slab;
 use self::timers::TimerHeap;
 use crate::{LockToken, Time};
 
 pub use self::bytes::KeyBytes;
-pub use self::prefetch::MAX_PREFETCH;
+pub use self::prefetched::MAX_PREFETCH;
 pub use self::stats::{Histogram, TableStats};
 pub use self::types::{
     ClaimAnswer, Ending, Enqueued, Grant, HoldSnapshot, Holder, KeySpace, Mint, Mode, NotHeld,

@@ -12,6 +12,7 @@
 mod metrics;
 mod now;
 mod server_info;
+mod site;
 mod watched;
 
 use std::convert::Infallible;
@@ -31,16 +32,15 @@ use axum::{Json, Router};
 use serde_json::{Value, json};
 use tenure_core::Time;
 use tenure_core::table::KeySpace;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::Semaphore;
 
 use crate::engine::{AdminOutcome, Engine};
 use crate::server::Handle;
+use site::Site;
 use watched::StoreMonitor;
 
 pub use watched::{HolderView, InspectFuture, JobView, NameView, StoreView, WatchedStore};
 
-/// Time that the engine may take to respond.
-const ENGINE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Minimum interval between two updates of a page.
 const PAGE_INTERVAL: Duration = Duration::from_millis(400);
 /// Maximum number of open pages.
@@ -87,15 +87,6 @@ pub fn start(options: HttpOptions) -> io::Result<()> {
     thread::Builder::new().name("http".to_owned()).spawn(run).map(drop)
 }
 
-struct Site {
-    handle: Handle,
-    auth_required: bool,
-    host: String,
-    viewers: Semaphore,
-    monitors: Vec<Arc<StoreMonitor>>,
-    since: Instant,
-}
-
 type SiteState = State<Arc<Site>>;
 
 fn router(site: Arc<Site>) -> Router {
@@ -120,19 +111,6 @@ fn router(site: Arc<Site>) -> Router {
         .merge(protected)
         .layer(middleware::from_fn_with_state(Arc::clone(&site), check_host))
         .with_state(site)
-}
-
-impl Site {
-    /// Runs `query` on the engine's thread; `None` if the engine does not respond in time.
-    async fn query_engine<T: Send + 'static>(
-        &self,
-        query: impl FnOnce(&mut Engine, Time) -> T + Send + 'static,
-    ) -> Option<T> {
-        let (reply, answer) = oneshot::channel();
-        // The receiver is gone if the HTTP client has disconnected: the result is then dropped.
-        self.handle.run_on_engine(move |engine, now| drop(reply.send(query(engine, now))));
-        tokio::time::timeout(ENGINE_TIMEOUT, answer).await.ok()?.ok()
-    }
 }
 
 /// Response with a file of the page. Its content security policy allows scripts and styles of this server only.

@@ -25,6 +25,7 @@ mod socket;
 mod tls;
 mod token_mint;
 mod transport;
+mod units;
 
 pub use self::engine::{
     AdminOutcome, Counters, Engine, Hangup, HistoryEvent, HistoryEventKind, KeyRow, OutputSegment,

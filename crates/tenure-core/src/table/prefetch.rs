@@ -10,39 +10,9 @@ use std::hint::black_box;
 
 use super::LockTable;
 use super::entries::{Entry, Holders};
+use super::prefetched::{MAX_PREFETCH, Prefetched, PrefetchedKey};
 use super::slab::NONE;
-use super::types::{KeySpace, Mint, UpcomingOp};
-
-/// Most operations that one [`LockTable::prefetch`] considers. With many more, the first would be evicted from the
-/// nearest cache before its turn.
-pub const MAX_PREFETCH: usize = 64;
-
-/// Coming operations and the probable entries of their keys.
-#[derive(Debug)]
-pub(super) struct Prefetched {
-    keys: Vec<PrefetchedKey>,
-    next: usize,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct PrefetchedKey {
-    space: KeySpace,
-    is_renewal: bool,
-    hash: u32,
-    /// Entry that probably has the key, or [`NONE`].
-    id: u32,
-}
-
-impl Prefetched {
-    pub(super) const NOTHING: Self = Self { keys: Vec::new(), next: 0 };
-
-    /// Probable entry of the next operation's key.
-    pub(super) fn next(&mut self) -> Option<u32> {
-        let prefetched = self.keys.get(self.next)?;
-        self.next += 1;
-        Some(prefetched.id)
-    }
-}
+use super::types::{Mint, UpcomingOp};
 
 impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// Loads the memory that the next operations need. `upcoming` lists the next operations that take a key, in the

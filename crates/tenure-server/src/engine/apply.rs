@@ -8,8 +8,8 @@ use tenure_core::wire::Push;
 use super::Engine;
 use super::claims::ClaimRef;
 use super::connection::{Connection, ConnectionState, Wake};
-use super::extension::millis;
 use super::locks::{LockEvent, Locks, Pending};
+use crate::units::millis;
 
 impl Engine {
     /// Runs an operation on the locks, and applies the changes that it made.
@@ -94,6 +94,18 @@ impl Engine {
                 }
             }
             self.woken.push_back((owner, Wake::Granted(grant)));
+        }
+    }
+
+    /// Fires the watches of a key whose holders or waiters changed.
+    pub(super) fn key_changed(&mut self, space: KeySpace, key: &[u8]) {
+        if self.watches.is_empty() {
+            return;
+        }
+        for (owner, id) in self.watches.take(space, key) {
+            let mut line = Vec::new();
+            Push::Changed { id }.write(&mut line);
+            self.woken.push_back((owner, Wake::Push(line.into())));
         }
     }
 

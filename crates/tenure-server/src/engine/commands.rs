@@ -11,7 +11,7 @@ use tenure_core::wire::{ExtensionRequest, Malformed, Reply, Request};
 use tenure_core::{LockToken, Time};
 
 use super::connection::ConnectionState;
-use super::stats::LongReply;
+use super::long_reply::LongReply;
 use super::{Engine, granted_reply};
 
 impl Engine {

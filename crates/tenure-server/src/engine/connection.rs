@@ -7,7 +7,7 @@ use tenure_core::Time;
 use tenure_core::table::{Grant, Owner, PlaceId};
 use tenure_core::wire::{Framer, Reply};
 
-use super::stats::LongReply;
+use super::long_reply::LongReply;
 
 /// A client connection. Kept small, because a server has many connections and most are idle.
 #[derive(Debug)]

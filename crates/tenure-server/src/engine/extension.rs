@@ -10,8 +10,9 @@ use tenure_core::{LockToken, Time};
 
 use super::Engine;
 use super::claims::{Claim, ClaimStage};
+use super::encode::{MAX_LISTED, hex, lossy_text, version_of};
 use super::history;
-use super::views::{MAX_LISTED, hex, lossy_text, version_of};
+use crate::units::millis;
 
 /// Requests of the extension.
 impl Engine {
@@ -281,10 +282,6 @@ impl Engine {
             self.push(from, Push::Gone { id });
         }
     }
-}
-
-pub(super) fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -4,47 +4,14 @@ use std::fmt::{self, Write as _};
 use std::time::Duration;
 
 use tenure_core::Time;
-use tenure_core::table::{KeySpace, Owner, Summary};
+use tenure_core::table::{Owner, Summary};
 
 use super::Engine;
 use super::connection::ConnectionState;
+use super::long_reply::{LongReply, SECTIONS};
 
 /// Table slots visited per slice. Between two slices other connections are served.
 const SLOTS_PER_SLICE: usize = 1024;
-
-/// Progress of a reply that is written in slices.
-#[derive(Debug)]
-pub(super) struct LongReply {
-    /// Index into [`SECTIONS`]; beyond its end for a [`pause`](Self::pause).
-    section: usize,
-    /// Table slot at which the next slice begins.
-    next_slot: usize,
-    /// True until the section has its first element.
-    section_is_empty: bool,
-    /// True once the opening brace was written.
-    begun: bool,
-    /// Number of connections when the request arrived.
-    connections: usize,
-}
-
-impl LongReply {
-    pub(super) fn new(connections: usize) -> Self {
-        Self { section: 0, next_slot: 0, section_is_empty: true, begun: false, connections }
-    }
-
-    /// Reply without content, to block a connection until its output was sent.
-    pub(super) fn pause() -> Self {
-        Self { section: SECTIONS.len() + 1, begun: true, ..Self::new(0) }
-    }
-}
-
-/// Lists of the reply: name, key space, and true for the list of idle keys.
-const SECTIONS: [(&str, KeySpace, bool); 4] = [
-    ("locks", KeySpace::Lock, false),
-    ("semaphores", KeySpace::Semaphore, false),
-    ("idle_locks", KeySpace::Lock, true),
-    ("idle_semaphores", KeySpace::Semaphore, true),
-];
 
 impl Engine {
     /// Writes the next slice of a long reply. True if it was the last: the connection is then ready.

@@ -6,10 +6,8 @@ use tenure_core::table::{Holder, KeySpace, Mode, Owner, View, Waiter};
 
 use super::Engine;
 use super::claims::Claim;
-use super::extension::millis;
-
-/// Maximum number of holders, of waiters and of keys in one reply.
-pub(super) const MAX_LISTED: usize = 100;
+use super::encode::{lossy_text, version_of};
+use crate::units::millis;
 
 impl Engine {
     pub(super) fn view_json(
@@ -84,39 +82,10 @@ impl Engine {
     }
 }
 
-/// Version of a key's view: changes when its holders or waiters change; 0 for a key without either.
-pub(super) fn version_of(view: Option<&View>) -> u64 {
-    let Some(view) = view else { return 0 };
-    let counts = [u64::from(view.summary.holders), u64::from(view.summary.waiters)];
-    let holders = view.holders.iter().map(|holder| holder.number);
-    let waiters = view.waiters.iter().map(|waiter| waiter.place.id());
-    let parts: Vec<u64> = counts.into_iter().chain(holders).chain(waiters).collect();
-    if parts == [0, 0] {
-        return 0;
-    }
-    // FNV-1a, because the version must not change with a restart. It need not resist attacks: the server chooses the
-    // hashed numbers, and a collision would only delay a watcher.
-    parts.iter().flat_map(|part| part.to_le_bytes()).fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
-}
-
 fn mode_name(mode: Mode) -> &'static str {
     match mode {
         Mode::Exclusive => "exclusive",
         Mode::Shared => "shared",
         Mode::Slot { .. } => "slot",
     }
-}
-
-pub(super) fn lossy_text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// Hexadecimal form of bytes that need not be UTF-8, for JSON.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    const DIGITS: [char; 16] =
-        ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
-    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
-    digits.map(|digit| DIGITS[usize::from(digit)]).collect()
 }

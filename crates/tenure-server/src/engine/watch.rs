@@ -3,10 +3,6 @@
 use std::collections::HashMap;
 
 use tenure_core::table::{KeySpace, Owner};
-use tenure_core::wire::Push;
-
-use super::Engine;
-use super::connection::Wake;
 
 type WatchedKey = (KeySpace, Box<[u8]>);
 
@@ -67,8 +63,12 @@ impl Watches {
         assert!(self.by_key.values().all(|watchers| !watchers.is_empty()), "key without a watch");
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_key.is_empty()
+    }
+
     /// Removes and returns the watches of a key.
-    fn take(&mut self, space: KeySpace, key: &[u8]) -> Vec<(Owner, u64)> {
+    pub(super) fn take(&mut self, space: KeySpace, key: &[u8]) -> Vec<(Owner, u64)> {
         let watchers = self.by_key.remove(&(space, key.into())).unwrap_or_default();
         for (owner, id) in &watchers {
             if let Some(own_watches) = self.by_owner.get_mut(owner) {
@@ -79,19 +79,5 @@ impl Watches {
             }
         }
         watchers
-    }
-}
-
-impl Engine {
-    /// Fires the watches of a key whose holders or waiters changed.
-    pub(super) fn key_changed(&mut self, space: KeySpace, key: &[u8]) {
-        if self.watches.by_key.is_empty() {
-            return;
-        }
-        for (owner, id) in self.watches.take(space, key) {
-            let mut line = Vec::new();
-            Push::Changed { id }.write(&mut line);
-            self.woken.push_back((owner, Wake::Push(line.into())));
-        }
     }
 }

@@ -1,13 +1,12 @@
 //! Keys on the status page.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 use tenure_core::table::KeySpace;
 
-use super::Site;
+use super::site::Site;
 use crate::clock;
 use crate::engine::{HistoryEvent, HistoryEventKind, KeyRow};
+use crate::units::millis;
 
 /// Table slots visited per query of the engine. Between two queries the engine serves its clients.
 const SLOTS_PER_SLICE: usize = 256;
@@ -80,10 +79,6 @@ fn row_json(row: &KeyRow) -> Value {
     })
 }
 
-pub(super) fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
 /// One key with its history; `None` if the engine does not respond.
 pub(super) async fn key(site: &Site, space: KeySpace, name: Vec<u8>) -> Option<Value> {
     let (view, events, kept) = site
@@ -131,6 +126,8 @@ fn identity_json(text: &str) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::engine::RowHolder;
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::now::millis;
 use crate::engine::ServerMetrics;
+use crate::units::millis;
 
 pub(super) fn json(metrics: &ServerMetrics, up: Duration) -> Value {
     let ServerMetrics { counters, stats, sizes, .. } = metrics;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::now::millis;
+use crate::units::millis;
 
 /// Minimum pause between two inspections of a store.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);

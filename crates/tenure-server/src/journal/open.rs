@@ -7,20 +7,24 @@
 //! - Old files are moved or removed only after the facts, stored durably, no longer refer to them.
 
 use std::fmt;
+use std::sync::Arc;
 
 use tenure_core::table::Mode;
 use tenure_core::{LockToken, Time};
 
 use super::batch::RecordBatch;
+use super::directory::DataDirectory;
 use super::disk::Disk;
 use super::error::JournalError;
 use super::facts::{self, Facts};
 use super::format::{BootId, FileKind, Record};
+use super::inventory::{Inventory, remove_before};
 use super::merge::{Snapshot, replay_holds};
+use super::options::JournalOptions;
 use super::read::{Chain, FileOwner, Reader, file_name};
 use super::segment::Segment;
-use super::storage::QUARANTINE_DIR;
-use super::{FENCE_BLOCK_SIZE, Journal, JournalOptions, round_up_bound};
+use super::storage::{QUARANTINE_DIR, Storage};
+use super::writer::{FENCE_BLOCK_SIZE, Journal, round_up_bound};
 
 /// Margin above the largest readable fencing number if the facts are lost: larger numbers may have been issued and be
 /// unreadable.
@@ -99,58 +103,40 @@ impl fmt::Display for CrashCause {
     }
 }
 
-/// Files of the directory.
-#[derive(Debug, Default)]
-struct Inventory {
-    /// Sequences of the segments, ascending.
-    segments: Vec<u64>,
-    /// Sequences of the snapshots, ascending.
-    snapshots: Vec<u64>,
-    unfinished: Vec<String>,
-    /// True if a crash of an earlier run left a quarantine.
-    quarantine: bool,
-    /// A file that no server wrote, if there is one.
-    foreign: Option<String>,
-}
-
-impl Inventory {
-    fn take(disk: &Disk) -> Result<Self, JournalError> {
-        let mut inventory = Self::default();
-        for name in disk.names()? {
-            let sequence = |prefix| {
-                let digits = name.strip_prefix(prefix)?;
-                let sequence = u64::from_str_radix(digits, 16).ok()?;
-                // Only the canonical spelling: two names must not mean the same sequence. The limit leaves room for
-                // later sequences.
-                (format!("{sequence:016x}") == digits && sequence < 1 << 62).then_some(sequence)
-            };
-            if let Some(sequence) = sequence("journal-") {
-                inventory.segments.push(sequence);
-            } else if let Some(sequence) = sequence("snapshot-") {
-                inventory.snapshots.push(sequence);
-            } else if let Some(whole) = name.strip_suffix(".tmp") {
-                let ours = ["facts.", "journal-", "snapshot-"];
-                if ours.iter().any(|prefix| whole.starts_with(prefix)) {
-                    inventory.unfinished.push(name);
-                }
-            } else if name == QUARANTINE_DIR {
-                inventory.quarantine = true;
-            } else if !facts::FILE_NAMES.contains(&name.as_str()) {
-                inventory.foreign = Some(name);
-            }
-        }
-        inventory.segments.sort_unstable();
-        inventory.snapshots.sort_unstable();
-        Ok(inventory)
+impl Journal {
+    /// Opens the directory and restores its content. `boot` is the boot id of the machine; `now` is counted in that
+    /// boot.
+    ///
+    /// When this returns, the ceiling, the bound and the embargo are durable.
+    ///
+    /// # Errors
+    ///
+    /// [`JournalError`] by the table of the [module](super). The directory is then unchanged, except after
+    /// [`JournalError::Io`], which may be retried.
+    pub fn open(
+        options: &JournalOptions,
+        boot: &str,
+        now: Time,
+        wall_micros: u64,
+    ) -> Result<OpenedJournal, JournalError> {
+        let directory = DataDirectory::open(&options.dir)?;
+        Self::open_on(Arc::new(directory), options, boot, now, wall_micros)
     }
 
-    fn names(&self) -> impl Iterator<Item = (u64, String)> {
-        let segments = self.segments.iter().map(|at| (*at, file_name(FileKind::Segment, *at)));
-        segments.chain(self.snapshots.iter().map(|at| (*at, file_name(FileKind::Snapshot, *at))))
-    }
-
-    fn is_empty(&self) -> bool {
-        self.segments.is_empty() && self.snapshots.is_empty()
+    /// Opens a journal on another storage than a directory of the file system, for simulators and tests.
+    /// [`JournalOptions::dir`] is not used: messages name [`Storage::dir`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`open`](Self::open), except [`JournalError::InUse`].
+    pub fn open_on(
+        storage: Arc<dyn Storage>,
+        options: &JournalOptions,
+        boot: &str,
+        now: Time,
+        wall_micros: u64,
+    ) -> Result<OpenedJournal, JournalError> {
+        open(Disk::new(storage), options, boot, now, wall_micros)
     }
 }
 
@@ -203,15 +189,6 @@ pub(super) fn open(
         Err((error, _)) => return Err(error),
     };
     recovery.begin(&inventory, state, &damaged_facts, repaired)
-}
-
-/// Removes the files before sequence `start`, and unfinished files.
-pub(super) fn remove_before(disk: &Disk, start: u64) -> Result<(), JournalError> {
-    let inventory = Inventory::take(disk)?;
-    for (_, name) in inventory.names().filter(|(sequence, _)| *sequence < start) {
-        disk.remove(&name)?;
-    }
-    inventory.unfinished.iter().try_for_each(|name| disk.remove(name))
 }
 
 /// Moves files that are no longer trusted to the quarantine, and saves the damaged copies of the facts there.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tenure_core::LockToken;
 use tenure_core::table::Mode;
 
-use super::super::FENCE_BLOCK_SIZE;
+use super::super::writer::FENCE_BLOCK_SIZE;
 use super::faulty::{Hook, Op};
 use super::{BOOT, START, open_with, small, temporary};
 
