@@ -13,13 +13,20 @@
 //! ```
 
 mod examine;
-mod folder;
 mod format;
+#[cfg(target_os = "linux")]
+mod inotify;
+mod layout;
 mod marks;
+mod names;
+mod notification;
+#[cfg(not(target_os = "linux"))]
+mod polling;
 mod queue;
 mod seat;
 mod standing;
-mod watch;
+mod system;
+mod wake;
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
@@ -33,12 +40,14 @@ use async_trait::async_trait;
 use rustix::io::Errno;
 use tenure_core::{FencingToken, Key};
 
-use self::folder::{Folder, Options, entries, failed, key_of};
 use self::format::{Mark, QueueLine};
+use self::layout::{Folder, MAX_FILES_READ, Options};
+use self::names::key_of_file;
+use self::notification::{FileEvents, Hub, MAX_WATCHED, POLL_INTERVAL, Wake};
 use self::queue::{Inside, Knock, MAX_LINES, QueueFile as Waiting, key_in};
 use self::seat::Seat;
 use self::standing::{Standing, blockers};
-use self::watch::{About, Hub, POLL, Wake};
+use self::system::{names_in, system_error};
 use super::{
     Answer, Capabilities, Claim, Contended, DurableNotes, Finding, Handle, Handoff, Hold,
     HolderState, Identity, KeySpace, KeyState, Liveness, Mode, QueueKind, Store, Version,
@@ -56,12 +65,10 @@ const GRACE: Duration = Duration::from_millis(250);
 const SPARE: usize = 16;
 /// Number of open key files from which unused ones are closed.
 const OPEN: usize = 256;
-/// Largest number of holders and waiters that are shown per key, and of those whose seats an observer watches.
+/// Largest number of holders and waiters that are shown per key.
 const SHOWN: usize = 1_000;
-const WATCHED: usize = 64;
-/// Largest number of keys that one call lists, and of files that it reads for that.
+/// Largest number of keys that one call lists.
 const LISTED: usize = 1_000;
-const LOOKED_THROUGH: usize = 1_000_000;
 
 /// Locks between the processes of this host, in a folder. A clone is the same store.
 ///
@@ -182,22 +189,22 @@ impl Store for FileStore {
         let FileShared { folder, hub, clock, .. } = &*self.0;
         let wake = Arc::<Wake>::default();
         loop {
-            let read = hub.read();
+            let read = hub.ensure_reader();
             let queue = self.0.queue(key, space)?;
             // Watched before it is read: a change in between wakes us.
-            let mut watches = vec![hub.watch(queue.path(), About::Content, &wake)];
+            let mut watches = vec![hub.watch(queue.path(), FileEvents::ChangedOrWritten, &wake)];
             let lines =
                 self.0.enter(&queue, PATIENCE, |inside| Ok(inside.lines().to_vec())).await?;
-            for line in lines.iter().flatten().take(WATCHED) {
-                watches.push(hub.watch(&folder.seat(line.seat), About::Seat, &wake));
+            for line in lines.iter().flatten().take(MAX_WATCHED) {
+                watches.push(hub.watch(&folder.seat(line.seat), FileEvents::Changed, &wake));
             }
             if self.inspect(key, space).await?.version != since {
                 return Ok(());
             }
-            if read && watches.iter().all(Option::is_some) && !wake.was_closed() {
-                wake.news().await;
+            if read && watches.iter().all(Option::is_some) && !wake.take_closed() {
+                wake.notified().await;
             } else {
-                clock.sleep_until(clock.now() + POLL).await;
+                clock.sleep_until(clock.now() + POLL_INTERVAL).await;
             }
         }
     }
@@ -215,9 +222,9 @@ impl Store for FileStore {
     ) -> Result<Vec<KeyState>> {
         let folder = self.0.folder.queues(space);
         let mut keys = BTreeSet::new();
-        for name in entries(&folder, LOOKED_THROUGH).map_err(|error| error.at(self))? {
+        for name in names_in(&folder, MAX_FILES_READ).map_err(|error| error.at(self))? {
             let long = || key_in(&folder.join(std::str::from_utf8(&name).ok()?), space);
-            let key = key_of(&name).or_else(long);
+            let key = key_of_file(&name).or_else(long);
             keys.extend(key.filter(|key| {
                 key.as_str().starts_with(prefix) && after.is_none_or(|after| key.as_str() > after)
             }));
@@ -361,7 +368,7 @@ impl FileShared {
         let waiter = inside.lines().iter().any(|line| line.token == 0);
         // The first waiter notifies the holders. A holder that is granted later learns of waiters with its grant.
         let told = inside.lines().iter().filter(|_| !free && !waiter);
-        let tell = told.map(|line| line.seat).take(WATCHED).collect();
+        let tell = told.map(|line| line.seat).take(MAX_WATCHED).collect();
         let line = inside.add(seat, claim.mode, free, self.now())?;
         Ok(Joined::As { line, waiter, tell })
     }
@@ -521,7 +528,7 @@ impl FileShared {
             }
             opened => opened,
         };
-        let queue = Arc::new(opened.map_err(|errno| failed("open", &path, errno))?);
+        let queue = Arc::new(opened.map_err(|errno| system_error("open", &path, errno))?);
         queues.insert((space, key.clone()), Arc::clone(&queue));
         Ok(queue)
     }

@@ -8,8 +8,10 @@ use async_trait::async_trait;
 use rustix::fs::{CWD, OFlags};
 use rustix::io::Errno;
 
-use super::folder::{entries, failed, key_of};
-use super::{FileStore, LOOKED_THROUGH};
+use super::FileStore;
+use super::layout::MAX_FILES_READ;
+use super::names::key_of_file;
+use super::system::{names_in, system_error};
 use crate::store::DurableNotes;
 use crate::{Error, Key, Result};
 
@@ -30,9 +32,9 @@ impl DurableNotes for FileStore {
     async fn list(&self, prefix: &str) -> Result<Vec<String>> {
         let folder = self.0.folder.marks();
         let mut texts = Vec::new();
-        for name in entries(&folder, LOOKED_THROUGH).map_err(|error| error.at(self))? {
+        for name in names_in(&folder, MAX_FILES_READ).map_err(|error| error.at(self))? {
             // A name that was cut cannot be parsed back, but names of periods are never that long.
-            if let Some(key) = key_of(&name)
+            if let Some(key) = key_of_file(&name)
                 && key.as_str().starts_with(prefix)
             {
                 texts.extend(text(&self.0.folder.mark(&key)).map_err(|error| error.at(self))?);
@@ -44,7 +46,7 @@ impl DurableNotes for FileStore {
 
 fn text(path: &Path) -> Result<Option<String>> {
     let said = |error: &std::io::Error| {
-        failed("read", path, Errno::from_io_error(error).unwrap_or(Errno::IO))
+        system_error("read", path, Errno::from_io_error(error).unwrap_or(Errno::IO))
     };
     let mut bytes = Vec::new();
     match File::open(path) {
@@ -76,5 +78,5 @@ fn replace(store: &FileStore, path: &Path, text: &str) -> Result<()> {
         rustix::fs::rename(new, path)?;
         File::open(folder.marks()).and_then(|folder| folder.sync_all()).map_err(io)
     };
-    wrote().map_err(|errno| -> Error { failed("write", path, errno) })
+    wrote().map_err(|errno| -> Error { system_error("write", path, errno) })
 }

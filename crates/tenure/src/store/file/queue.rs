@@ -30,8 +30,9 @@ use rustix::fs::{FlockOperation, Mode as Permissions, OFlags};
 use rustix::io::Errno;
 
 use super::super::{KeySpace, Mode};
-use super::folder::{FileId, failed, file_id, is_linked, names};
 use super::format::{Head, LINE, Mark, OWN, QueueLine, is_blank, lines, padded, was_marked};
+use super::layout::CHECK_VALIDITY_NANOS;
+use super::system::{FileId, NO_ACCESS_TIME, file_id, is_file_at, is_linked, system_error};
 use crate::{Error, ErrorKind, Key, Result};
 
 const TITLE: usize = 256;
@@ -46,9 +47,6 @@ pub(super) const MAX_LINES: usize = 10_000;
 const MAX_FENCE: u64 = 1 << 63;
 /// Number of attempts to read a line that its owner may be blanking.
 const REREADS: usize = 10;
-/// Time in ns for which a check that a seat was not removed or the folder not moved stays valid. A holder learns of its
-/// seat's removal at once anyhow, and of a moved folder at the next check.
-pub(super) const FRESH: u64 = 50_000_000;
 
 #[derive(Debug)]
 pub(super) struct QueueFile {
@@ -201,7 +199,7 @@ impl QueueFile {
 
     /// True if the path still names the open file.
     pub(super) fn is_current(&self, now: u64) -> bool {
-        let current = names(&self.path, self.id);
+        let current = is_file_at(&self.path, self.id);
         if current {
             self.checked.store(now, Ordering::Relaxed);
         }
@@ -210,7 +208,7 @@ impl QueueFile {
 
     /// True if that was checked a moment ago.
     pub(super) fn is_fresh(&self, now: u64) -> bool {
-        now.saturating_sub(self.checked.load(Ordering::Relaxed)) < FRESH
+        now.saturating_sub(self.checked.load(Ordering::Relaxed)) < CHECK_VALIDITY_NANOS
     }
 
     /// Reads the whole file; no head if it is still empty. An invalid line may be one that its owner is blanking just
@@ -281,7 +279,7 @@ impl QueueFile {
     }
 
     fn failed(&self, what: &str, errno: Errno) -> Error {
-        failed(what, &self.path, errno).on(&self.key)
+        system_error(what, &self.path, errno).on(&self.key)
     }
 
     fn damaged(&self, how: &str) -> Error {
@@ -298,7 +296,7 @@ fn open_or_make(
     flags: OFlags,
     permissions: Permissions,
 ) -> std::result::Result<OwnedFd, Errno> {
-    let open = || match rustix::fs::open(path, flags | UNTIMED, Permissions::empty()) {
+    let open = || match rustix::fs::open(path, flags | NO_ACCESS_TIME, Permissions::empty()) {
         // Only the owner of a file may open it with `NOATIME`.
         Err(Errno::PERM) => rustix::fs::open(path, flags, Permissions::empty()),
         opened => opened,
@@ -307,7 +305,11 @@ fn open_or_make(
         Err(Errno::NOENT) => {}
         opened => return opened,
     }
-    match rustix::fs::open(path, flags | UNTIMED | OFlags::CREATE | OFlags::EXCL, permissions) {
+    match rustix::fs::open(
+        path,
+        flags | NO_ACCESS_TIME | OFlags::CREATE | OFlags::EXCL,
+        permissions,
+    ) {
         Ok(file) => {
             // A file of a shared store gets the permissions that the umask removed.
             rustix::fs::fchmod(&file, permissions)?;
@@ -317,12 +319,6 @@ fn open_or_make(
         Err(errno) => Err(errno),
     }
 }
-
-/// Flag that keeps reads from writing the file's access time.
-#[cfg(target_os = "linux")]
-pub(super) const UNTIMED: OFlags = OFlags::NOATIME;
-#[cfg(not(target_os = "linux"))]
-pub(super) const UNTIMED: OFlags = OFlags::empty();
 
 fn title(key: &Key, space: KeySpace) -> [u8; TITLE] {
     let space = match space {

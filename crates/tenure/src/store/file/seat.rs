@@ -15,9 +15,9 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::super::Identity;
-use super::folder::{Folder, entries, failed, is_linked};
-use super::queue::{FRESH, UNTIMED};
-use super::watch::{About, Hub, Wake, Watch};
+use super::layout::{CHECK_VALIDITY_NANOS, Folder};
+use super::notification::{FileEvents, Hub, Wake, Watch};
+use super::system::{NO_ACCESS_TIME, is_linked, names_in, system_error};
 use crate::{Result, identity};
 
 /// Largest number of bytes read of a seat.
@@ -51,13 +51,13 @@ impl Seat {
             | OFlags::EXCL
             | OFlags::NOFOLLOW
             | OFlags::CLOEXEC
-            | UNTIMED;
+            | NO_ACCESS_TIME;
         for _ in 0..TRIES {
             let name = u64::from_be_bytes(identity::random()?);
             let path = folder.seat(name);
             let file = match rustix::fs::open(&path, flags, folder.files()) {
                 Err(Errno::EXIST) => continue,
-                made => made.map_err(|errno| failed("make", &path, errno))?,
+                made => made.map_err(|errno| system_error("make", &path, errno))?,
             };
             let wake = Arc::<Wake>::default();
             let pid = std::process::id();
@@ -65,12 +65,12 @@ impl Seat {
             let (watch, lent) = (None, false);
             let mut seat = Self { name, wake, path, file, watch, signed, checked, lent, pid };
             if seat.lock(folder.files())? && seat.is_there(now) {
-                seat.watch = hub.watch(&seat.path, About::Seat, &seat.wake);
+                seat.watch = hub.watch(&seat.path, FileEvents::Changed, &seat.wake);
                 seat.sign(by)?;
                 return Ok(seat);
             }
         }
-        Err(failed("keep a file in", &folder.seats(), Errno::BUSY))
+        Err(system_error("keep a file in", &folder.seats(), Errno::BUSY))
     }
 
     /// Locks a new seat; false if a sweep came first.
@@ -79,7 +79,7 @@ impl Seat {
         match locked.and_then(|()| rustix::fs::fchmod(&self.file, permissions)) {
             Ok(()) => Ok(true),
             Err(Errno::WOULDBLOCK | Errno::INTR) => Ok(false),
-            Err(errno) => Err(failed("lock", &self.path, errno)),
+            Err(errno) => Err(system_error("lock", &self.path, errno)),
         }
     }
 
@@ -89,7 +89,7 @@ impl Seat {
         let known = 1 + usize::from(self.is_watched());
         if Arc::strong_count(&self.wake) > known {
             self.wake = Arc::default();
-            self.watch.iter().for_each(|watch| watch.turn_to(&self.wake));
+            self.watch.iter().for_each(|watch| watch.redirect_to(&self.wake));
         }
     }
 
@@ -109,8 +109,8 @@ impl Seat {
         let written = rustix::io::retry_on_intr(|| rustix::io::pwrite(&self.file, &text, 0));
         match written {
             Ok(all) if all == text.len() => {}
-            Ok(_) => return Err(failed("write", &self.path, Errno::NOSPC)),
-            Err(errno) => return Err(failed("write", &self.path, errno)),
+            Ok(_) => return Err(system_error("write", &self.path, Errno::NOSPC)),
+            Err(errno) => return Err(system_error("write", &self.path, errno)),
         }
         self.signed = (by.clone(), text.len());
         Ok(())
@@ -125,7 +125,8 @@ impl Seat {
 
     /// True if the file exists, or existed a moment ago.
     pub(super) fn was_there(&self, now: u64) -> bool {
-        now.saturating_sub(self.checked.load(Ordering::Relaxed)) < FRESH || self.is_there(now)
+        now.saturating_sub(self.checked.load(Ordering::Relaxed)) < CHECK_VALIDITY_NANOS
+            || self.is_there(now)
     }
 
     pub(super) fn is_watched(&self) -> bool {
@@ -212,7 +213,7 @@ pub(super) fn signature(folder: &Folder, seat: u64) -> Option<Identity> {
 /// Removes seats of killed processes.
 pub(super) fn sweep(folder: &Folder) -> Result<()> {
     let seats = folder.seats();
-    for name in entries(&seats, SWEPT)? {
+    for name in names_in(&seats, SWEPT)? {
         if let Some(name) = std::str::from_utf8(&name).ok().filter(|name| name.len() == 16) {
             is_taken_at(&seats.join(name));
         }

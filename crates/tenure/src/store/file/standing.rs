@@ -12,11 +12,11 @@ use super::super::{
     Grant, Handle, Hold, HoldEvent, KeepOpen, LeaseStart, Loss, Mode, Place, ReleaseInline,
     Renewed, Waited,
 };
-use super::folder::Folder;
 use super::format::{Mark, QueueLine};
+use super::layout::Folder;
+use super::notification::{FileEvents, POLL_INTERVAL, Wake, Watch};
 use super::queue::{Inside, Left, QueueFile};
 use super::seat::{self, Seat};
-use super::watch::{About, POLL, Wake, Watch};
 use super::{FileShared, PATIENCE};
 use crate::{Error, ErrorKind, Result};
 
@@ -159,7 +159,7 @@ impl Standing {
         let by = blockers(folder, inside, self.line.seq, self.line.mode, |seat| {
             // Watched before the seat is checked: an owner that dies in between wakes us.
             if state.watching.iter().all(|(watched, _)| *watched != seat) {
-                let watch = hub.watch(&folder.seat(seat), About::Turn, &self.wake);
+                let watch = hub.watch(&folder.seat(seat), FileEvents::ChangedOrRead, &self.wake);
                 state.watching.push((seat, watch));
                 added.push(seat);
             }
@@ -363,7 +363,7 @@ impl Place for FilePlace {
         let (mut blocked, mut pause, mut called) = (Vec::new(), None, false);
         loop {
             // If a predecessor woke us, notifications are being read.
-            let read = called || hub.read();
+            let read = called || hub.ensure_reader();
             let (by, ahead, watched) = match standing.turn(limit.min(PATIENCE), called).await? {
                 Turn::Granted(grant) => return Ok(Waited::Granted(grant)),
                 Turn::Gone => return Ok(Waited::Gone),
@@ -378,17 +378,17 @@ impl Place for FilePlace {
             if by != blocked {
                 (blocked, pause) = (by, None);
             }
-            if standing.wake.was_closed() {
+            if standing.wake.take_closed() {
                 pause = Some(CLOSING);
             }
             let look = match pause {
                 Some(pause) => now + pause,
-                None if !watched || !read => now + POLL,
+                None if !watched || !read => now + POLL_INTERVAL,
                 None => now + BACKSTOP,
             };
             tokio::select! {
                 biased;
-                () = standing.wake.news() => called = !standing.wake.was_stirred(),
+                () = standing.wake.notified() => called = !standing.wake.take_changed(),
                 () = clock.sleep_until(look.min(end)) => {
                     called = false;
                     pause = pause.map(|pause| (pause * 2).min(SLOWEST));
@@ -463,7 +463,7 @@ impl Hold for FileHold {
         self.unread |= self.standing.lock().unsettled.is_some();
         loop {
             let watched = self.standing.lock().seat.as_ref().is_some_and(Seat::is_watched);
-            let read = hub.read() && watched;
+            let read = hub.ensure_reader() && watched;
             if self.unread {
                 match self.look_around() {
                     Ok(Some(HoldEvent::HandoffRequested)) if self.told => {}
@@ -476,16 +476,16 @@ impl Hold for FileHold {
                     Err(error) => {
                         let key = &self.standing.queue.key;
                         tracing::debug!(name: "tenure.watch_failed", %key, %error);
-                        clock.sleep_until(clock.now() + POLL).await;
+                        clock.sleep_until(clock.now() + POLL_INTERVAL).await;
                         continue;
                     }
                 }
                 self.unread = false;
             }
             if read {
-                self.standing.wake.news().await;
+                self.standing.wake.notified().await;
             } else {
-                clock.sleep_until(clock.now() + POLL).await;
+                clock.sleep_until(clock.now() + POLL_INTERVAL).await;
             }
             self.unread = true;
         }
