@@ -17,13 +17,14 @@ mod format;
 #[cfg(target_os = "linux")]
 mod inotify;
 mod layout;
+mod liveness;
+mod locked_queue;
 mod marks;
 mod names;
 mod notification;
 #[cfg(not(target_os = "linux"))]
 mod polling;
-mod queue;
-mod seat;
+mod queue_file;
 mod standing;
 mod system;
 mod wake;
@@ -40,12 +41,13 @@ use async_trait::async_trait;
 use rustix::io::Errno;
 use tenure_core::{FencingToken, Key};
 
-use self::format::{Mark, QueueLine};
+use self::format::{MAX_LINES, Mark, QueueLine};
 use self::layout::{Folder, MAX_FILES_READ, Options};
+use self::liveness::LivenessLock;
+use self::locked_queue::{LockAttempt, LockedQueue};
 use self::names::key_of_file;
 use self::notification::{FileEvents, Hub, MAX_WATCHED, POLL_INTERVAL, Wake};
-use self::queue::{Inside, Knock, MAX_LINES, QueueFile as Waiting, key_in};
-use self::seat::Seat;
+use self::queue_file::{QueueFile as Waiting, key_in};
 use self::standing::{Standing, blockers};
 use self::system::{names_in, system_error};
 use super::{
@@ -114,7 +116,7 @@ impl FileStore {
 
     fn build(path: &Path, options: Options) -> Result<Self> {
         let folder = Folder::open(path, options)?;
-        seat::sweep(&folder)?;
+        liveness::remove_dead(&folder)?;
         Ok(Self(Arc::new(FileShared {
             folder,
             hub: Hub::new(),
@@ -196,7 +198,11 @@ impl Store for FileStore {
             let lines =
                 self.0.enter(&queue, PATIENCE, |inside| Ok(inside.lines().to_vec())).await?;
             for line in lines.iter().flatten().take(MAX_WATCHED) {
-                watches.push(hub.watch(&folder.seat(line.seat), FileEvents::Changed, &wake));
+                watches.push(hub.watch(
+                    &folder.liveness_file(line.owner),
+                    FileEvents::Changed,
+                    &wake,
+                ));
             }
             if self.inspect(key, space).await?.version != since {
                 return Ok(());
@@ -286,7 +292,7 @@ struct FileShared {
     clock: Clock,
     /// Process that opened the store. A forked copy shares its open files, and so its locks.
     pid: u32,
-    spare: Mutex<Vec<Seat>>,
+    spare: Mutex<Vec<LivenessLock>>,
     queues: Mutex<HashMap<(KeySpace, Key), Arc<Waiting>>>,
     claims: Mutex<HashMap<u128, Weak<Standing>>>,
 }
@@ -345,7 +351,7 @@ impl FileShared {
             let standing = Standing::new(self, &queue, claim.id, seat, line);
             lock(&self.claims).insert(claim.id, Arc::downgrade(&standing));
             for seat in tell {
-                seat::touch(&self.folder, seat);
+                liveness::touch(&self.folder, seat);
             }
             return standing.answer(waiter).ok_or_else(|| {
                 Error::new(ErrorKind::Unavailable, "the place was lost at once: try again")
@@ -354,10 +360,10 @@ impl FileShared {
     }
 
     /// Adds a claim to a queue, unless the key is held and the claim does not wait.
-    fn join(&self, claim: &Claim, seat: u64, inside: &mut Inside<'_>) -> Result<Joined> {
+    fn join(&self, claim: &Claim, seat: u64, inside: &mut LockedQueue<'_>) -> Result<Joined> {
         self.fits(inside, claim.mode)?;
         for line in inside.cut_off().to_vec() {
-            if !seat::is_taken(&self.folder, line.seat) {
+            if !liveness::is_alive(&self.folder, line.owner) {
                 inside.remove(line)?;
             }
         }
@@ -368,18 +374,18 @@ impl FileShared {
         let waiter = inside.lines().iter().any(|line| line.token == 0);
         // The first waiter notifies the holders. A holder that is granted later learns of waiters with its grant.
         let told = inside.lines().iter().filter(|_| !free && !waiter);
-        let tell = told.map(|line| line.seat).take(MAX_WATCHED).collect();
+        let tell = told.map(|line| line.owner).take(MAX_WATCHED).collect();
         let line = inside.add(seat, claim.mode, free, self.now())?;
         Ok(Joined::As { line, waiter, tell })
     }
 
     /// Refuses a semaphore of another size than the one in use.
-    fn fits(&self, inside: &mut Inside<'_>, mode: Mode) -> Result<()> {
+    fn fits(&self, inside: &mut LockedQueue<'_>, mode: Mode) -> Result<()> {
         let others: Vec<_> =
             inside.lines().iter().filter(|line| line.mode != mode).copied().collect();
         let Mode::Slot { limit } = mode else { return Ok(()) };
         for line in others {
-            if seat::is_taken(&self.folder, line.seat) {
+            if liveness::is_alive(&self.folder, line.owner) {
                 let Mode::Slot { limit: used } = line.mode else { continue };
                 let message = format!(
                     "the semaphore is in use with {used} slots, not {limit}: use the same number, or wait until it \
@@ -392,10 +398,10 @@ impl FileShared {
         Ok(())
     }
 
-    fn busy(&self, inside: &Inside<'_>) -> Contended {
+    fn busy(&self, inside: &LockedQueue<'_>) -> Contended {
         let lines = inside.lines();
         let mut holders = lines.iter().filter(|line| line.token != 0);
-        let holder = holders.find_map(|line| seat::signature(&self.folder, line.seat));
+        let holder = holders.find_map(|line| liveness::identity_of(&self.folder, line.owner));
         Contended { holder, version: seen(lines), retry_after: None, note: None }
     }
 
@@ -416,8 +422,8 @@ impl FileShared {
             let mut shown = Vec::new();
             for line in inside.lines().to_vec() {
                 if shown.len() < SHOWN {
-                    if seat::is_taken(&self.folder, line.seat) {
-                        shown.push((line, seat::signature(&self.folder, line.seat)));
+                    if liveness::is_alive(&self.folder, line.owner) {
+                        shown.push((line, liveness::identity_of(&self.folder, line.owner)));
                     } else {
                         inside.remove(line)?;
                     }
@@ -454,11 +460,11 @@ impl FileShared {
             Ok(line)
         });
         let Some(line) = marked.await?.flatten() else { return Ok(false) };
-        seat::touch(&self.folder, line.seat);
+        liveness::touch(&self.folder, line.owner);
         let end = self.clock.now() + GRACE;
         let mut pause = PAUSES.0;
         while self.clock.now() < end {
-            let gone = !queue.peek()?.iter().any(|other| other.seq == line.seq);
+            let gone = !queue.read_lines()?.iter().any(|other| other.seq == line.seq);
             if gone {
                 return Ok(true);
             }
@@ -470,25 +476,25 @@ impl FileShared {
             still.map_or(Ok(()), |line| inside.mark(line, Mark::CutOff))
         });
         cut_off.await?;
-        seat::touch(&self.folder, line.seat);
+        liveness::touch(&self.folder, line.owner);
         Ok(true)
     }
 
     /// Provides a seat for a claim: an unused one, or a new one.
-    fn seat(&self, by: &Identity) -> Result<Seat> {
+    fn seat(&self, by: &Identity) -> Result<LivenessLock> {
         let now = self.now();
         let spare = lock(&self.spare).pop();
         match spare {
-            Some(mut seat) if seat.was_there(now) => {
-                seat.listen_alone();
-                seat.sign(by)?;
+            Some(mut seat) if seat.existed_recently(now) => {
+                seat.replace_shared_notifier();
+                seat.write_identity(by)?;
                 Ok(seat)
             }
-            _ => match Seat::make(&self.folder, &self.hub, by, now) {
+            _ => match LivenessLock::create(&self.folder, &self.hub, by, now) {
                 // The folder was wiped.
-                Err(_) if !self.folder.seats().exists() => {
+                Err(_) if !self.folder.liveness_files().exists() => {
                     self.folder.prepare()?;
-                    Seat::make(&self.folder, &self.hub, by, now)
+                    LivenessLock::create(&self.folder, &self.hub, by, now)
                 }
                 made => made,
             },
@@ -496,8 +502,8 @@ impl FileShared {
     }
 
     /// Keeps an unused seat for the next claim.
-    fn keep(&self, seat: Seat) {
-        if seat.is_lent() {
+    fn keep(&self, seat: LivenessLock) {
+        if seat.is_duplicated() {
             return;
         }
         let mut spare = lock(&self.spare);
@@ -538,7 +544,7 @@ impl FileShared {
         &self,
         key: &Key,
         space: KeySpace,
-        mut act: impl FnMut(&mut Inside<'_>) -> Result<T>,
+        mut act: impl FnMut(&mut LockedQueue<'_>) -> Result<T>,
     ) -> Result<T> {
         loop {
             let queue = self.queue(key, space)?;
@@ -562,15 +568,15 @@ impl FileShared {
         &self,
         queue: &Waiting,
         limit: Duration,
-        mut act: impl FnMut(&mut Inside<'_>) -> Result<T>,
+        mut act: impl FnMut(&mut LockedQueue<'_>) -> Result<T>,
     ) -> Result<Option<T>> {
         let mut pause = Duration::ZERO;
         let mut end = None;
         loop {
-            match queue.knock(self.now())? {
-                Knock::In(mut inside) => return act(&mut inside).map(Some),
-                Knock::Stale => return Ok(None),
-                Knock::Busy => {}
+            match LockedQueue::try_lock(queue, self.now())? {
+                LockAttempt::Locked(mut inside) => return act(&mut inside).map(Some),
+                LockAttempt::Stale => return Ok(None),
+                LockAttempt::Busy => {}
             }
             let now = self.clock.now();
             if now >= *end.get_or_insert(now + limit) && !pause.is_zero() {

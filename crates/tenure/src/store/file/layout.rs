@@ -145,12 +145,13 @@ impl Folder {
         self.marks().join(file_name(key))
     }
 
-    pub(super) fn seats(&self) -> PathBuf {
+    /// Folder of the liveness files.
+    pub(super) fn liveness_files(&self) -> PathBuf {
         self.path.join("seats")
     }
 
-    pub(super) fn seat(&self, seat: u64) -> PathBuf {
-        self.path.join(format!("seats/{seat:016x}"))
+    pub(super) fn liveness_file(&self, owner: u64) -> PathBuf {
+        self.path.join(format!("seats/{owner:016x}"))
     }
 
     /// Creates what is missing, after the folder was wiped.
@@ -178,7 +179,7 @@ impl Folder {
             PRIVATE
         };
         let queues = [self.queues(KeySpace::Lock), self.queues(KeySpace::Semaphore)];
-        for part in queues.into_iter().chain([self.seats(), self.marks()]) {
+        for part in queues.into_iter().chain([self.liveness_files(), self.marks()]) {
             match rustix::fs::mkdir(&part, folders) {
                 // A shared folder gets the permissions that the umask removed.
                 Ok(()) if self.options.shared => rustix::fs::chmod(&part, folders)

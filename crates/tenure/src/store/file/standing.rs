@@ -14,9 +14,10 @@ use super::super::{
 };
 use super::format::{Mark, QueueLine};
 use super::layout::Folder;
+use super::liveness::{self, LivenessLock};
+use super::locked_queue::LockedQueue;
 use super::notification::{FileEvents, POLL_INTERVAL, Wake, Watch};
-use super::queue::{Inside, Left, QueueFile};
-use super::seat::{self, Seat};
+use super::queue_file::{AfterLeaving, QueueFile};
 use super::{FileShared, PATIENCE};
 use crate::{Error, ErrorKind, Result};
 
@@ -46,7 +47,7 @@ pub(super) struct Standing {
 #[derive(Debug)]
 struct StandingState {
     /// `None` once the claim has left the queue.
-    seat: Option<Seat>,
+    seat: Option<LivenessLock>,
     /// Zero while it waits.
     token: u64,
     /// Time at which it took its promised token, until that is written to the file.
@@ -75,7 +76,7 @@ impl Standing {
         store: &Arc<FileShared>,
         queue: &Arc<QueueFile>,
         claim: u128,
-        seat: Seat,
+        seat: LivenessLock,
         line: QueueLine,
     ) -> Arc<Self> {
         let wake = Arc::clone(&seat.wake);
@@ -131,16 +132,16 @@ impl Standing {
 
     /// Our line among these.
     fn find(&self, lines: &[QueueLine]) -> Option<QueueLine> {
-        let ours = |line: &&QueueLine| line.seq == self.line.seq && line.seat == self.line.seat;
+        let ours = |line: &&QueueLine| line.seq == self.line.seq && line.owner == self.line.owner;
         lines.iter().find(ours).copied()
     }
 
     /// Checks whether it is our turn, and takes the lock. `called`: only a predecessor's departure woke us. Then our
     /// own seat need not be checked, because its removal would have been notified too.
-    fn step(self: &Arc<Self>, inside: &mut Inside<'_>, called: bool) -> Result<Turn> {
+    fn step(self: &Arc<Self>, inside: &mut LockedQueue<'_>, called: bool) -> Result<Turn> {
         let Some(line) = self.find(inside.lines()) else { return Ok(Turn::Gone) };
         let behind =
-            |inside: &Inside<'_>| inside.lines().iter().any(|other| other.seq > self.line.seq);
+            |inside: &LockedQueue<'_>| inside.lines().iter().any(|other| other.seq > self.line.seq);
         let mut state = self.lock();
         if state.token != 0 {
             return Ok(Turn::Granted(self.grant(state.token, behind(inside))));
@@ -150,7 +151,7 @@ impl Standing {
             return Ok(Turn::Gone);
         }
         let now = self.store.now();
-        let sure = |seat: &Seat| (called && seat.is_watched()) || seat.is_there(now);
+        let sure = |seat: &LivenessLock| (called && seat.is_watched()) || seat.exists(now);
         if !state.seat.as_ref().is_some_and(sure) {
             return Ok(Turn::Gone);
         }
@@ -159,7 +160,8 @@ impl Standing {
         let by = blockers(folder, inside, self.line.seq, self.line.mode, |seat| {
             // Watched before the seat is checked: an owner that dies in between wakes us.
             if state.watching.iter().all(|(watched, _)| *watched != seat) {
-                let watch = hub.watch(&folder.seat(seat), FileEvents::ChangedOrRead, &self.wake);
+                let watch =
+                    hub.watch(&folder.liveness_file(seat), FileEvents::ChangedOrRead, &self.wake);
                 state.watching.push((seat, watch));
                 added.push(seat);
             }
@@ -230,24 +232,24 @@ impl Standing {
         };
         let Some(seat) = seat else { return false };
         let now = self.store.now();
-        let current = self.queue.is_fresh(now) || self.queue.is_current(now);
+        let current = self.queue.was_current_recently(now) || self.queue.is_current(now);
         // Without its seat a claim counts as dead, and its line may belong to another by now.
-        if !current || !seat.was_there(now) {
+        if !current || !seat.existed_recently(now) {
             return false;
         }
         // A claim that was there for a while probably has a waiter.
         let awaited = self.awaited.load(Ordering::Relaxed)
             || Duration::from_nanos(now.saturating_sub(self.line.since)) > BRIEF;
         let index = self.line.index;
-        let left = self.queue.leave(index).and_then(|()| {
+        let left = self.queue.blank(index).and_then(|()| {
             // The waiter is woken before anything else is done.
             if awaited {
-                seat.call();
+                seat.wake_waiters();
                 return self.queue.was_evicted(index);
             }
-            let Left { evicted, others } = self.queue.after(index)?;
+            let AfterLeaving { evicted, others } = self.queue.read_after_leaving(index)?;
             if others {
-                seat.call();
+                seat.wake_waiters();
             }
             Ok(evicted)
         });
@@ -269,7 +271,7 @@ impl Standing {
     /// Wakes the waiters behind us.
     fn call(&self) {
         if let Some(seat) = &self.lock().seat {
-            seat.call();
+            seat.wake_waiters();
         }
     }
 
@@ -301,7 +303,7 @@ impl ReleaseInline for Standing {
 impl KeepOpen for Standing {
     fn keep_open(&self) -> std::io::Result<OwnedFd> {
         match &mut self.lock().seat {
-            Some(seat) => seat.lend(),
+            Some(seat) => seat.duplicate(),
             None => Err(std::io::Error::other("the hold has ended")),
         }
     }
@@ -311,7 +313,7 @@ impl KeepOpen for Standing {
 /// that must be watched are returned, and dead ones are removed.
 pub(super) fn blockers(
     folder: &Folder,
-    inside: &mut Inside<'_>,
+    inside: &mut LockedQueue<'_>,
     seq: u64,
     mode: Mode,
     mut watch: impl FnMut(u64),
@@ -339,13 +341,13 @@ pub(super) fn blockers(
         };
         let before = inside.lines().len();
         for line in &candidates {
-            watch(line.seat);
-            if !seat::is_taken(folder, line.seat) {
+            watch(line.owner);
+            if !liveness::is_alive(folder, line.owner) {
                 inside.remove(*line)?;
             }
         }
         if inside.lines().len() == before {
-            return Ok(candidates.iter().map(|line| line.seat).collect());
+            return Ok(candidates.iter().map(|line| line.owner).collect());
         }
     }
 }
@@ -419,13 +421,13 @@ impl FileHold {
         let Standing { queue, store, .. } = &*self.standing;
         store.check_process()?;
         let now = store.now();
-        match self.standing.lock().seat.as_ref().map(|seat| seat.is_there(now)) {
+        match self.standing.lock().seat.as_ref().map(|seat| seat.exists(now)) {
             Some(true) if queue.is_current(now) => {}
             Some(_) => return Ok(Some(HoldEvent::Lost(Loss::Taken))),
             // Released by ourselves, or reported already.
             None => return Ok(None),
         }
-        let lines = queue.peek()?;
+        let lines = queue.read_lines()?;
         // A claim that was cut off is not listed.
         if self.standing.find(&lines).is_none_or(|line| line.mark != Mark::None) {
             self.standing.leave();
@@ -442,11 +444,11 @@ impl Hold for FileHold {
         let Standing { store, queue, .. } = &*self.standing;
         store.check_process()?;
         let now = store.now();
-        let there = self.standing.lock().seat.as_ref().is_some_and(|seat| seat.is_there(now));
+        let there = self.standing.lock().seat.as_ref().is_some_and(|seat| seat.exists(now));
         if !there || !queue.is_current(now) {
             return Err(self.standing.not_held());
         }
-        let lines = queue.peek()?;
+        let lines = queue.read_lines()?;
         match self.standing.find(&lines) {
             Some(_) => Ok(Renewed { handoff_requested: self.standing.is_awaited(&lines) }),
             None => Err(self.standing.not_held()),
@@ -454,7 +456,7 @@ impl Hold for FileHold {
     }
 
     async fn check_handoff(&mut self, _limit: Duration) -> Result<bool> {
-        Ok(self.standing.is_awaited(&self.standing.queue.peek()?))
+        Ok(self.standing.is_awaited(&self.standing.queue.read_lines()?))
     }
 
     async fn event(&mut self) -> HoldEvent {
@@ -462,7 +464,7 @@ impl Hold for FileHold {
         // Checks that were left out when the promise was taken, so that the grant did not wait for them.
         self.unread |= self.standing.lock().unsettled.is_some();
         loop {
-            let watched = self.standing.lock().seat.as_ref().is_some_and(Seat::is_watched);
+            let watched = self.standing.lock().seat.as_ref().is_some_and(LivenessLock::is_watched);
             let read = hub.ensure_reader() && watched;
             if self.unread {
                 match self.look_around() {
