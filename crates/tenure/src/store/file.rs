@@ -20,8 +20,8 @@
 //! place, inspect                                the wait of a claim; views
 //! hold                                          the hold of a claim
 //! claim                                         the state of a claim: waits, holds, has left
-//! turn, open_files                              the order of turns; the files that are open
-//! locked_queue, queue_file                      the queue of a key, with and without its lock
+//! open_files                                    the files that this process has open
+//! locked_queue, queue_file                      the queue of a key, with its order of turns
 //! liveness                                      the liveness lock
 //! notification, inotify or polling, wake        notifications of the kernel
 //! layout, format, names, system                 paths, bytes, names, system calls
@@ -48,7 +48,6 @@ mod place;
 mod polling;
 mod queue_file;
 mod system;
-mod turn;
 mod wake;
 
 use std::fmt;
@@ -167,11 +166,6 @@ impl Store for FileStore {
         self.files.check_process().map_err(at)?;
         if claim.detached {
             return Err(unsupported(self, "keep a hold without its process").on(&claim.key));
-        }
-        // A repeated claim is answered with its hold or place, if it still has one.
-        let known = self.claims.find(claim.id);
-        if let Some(answer) = known.and_then(|known| place::answer(&known, false)) {
-            return Ok(answer);
         }
         join::join(&self.files, &self.claims, claim, limit).await.map_err(at)
     }

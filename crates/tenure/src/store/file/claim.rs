@@ -50,7 +50,6 @@ use super::locked_queue::LockedQueue;
 use super::notification::{FileEvents, Wake, Watch};
 use super::open_files::OpenFiles;
 use super::queue_file::{AfterLeaving, QueueFile};
-use super::turn::blockers;
 use crate::store::{KeepOpen, Mode, ReleaseInline};
 use crate::{Error, ErrorKind, Result};
 
@@ -209,7 +208,7 @@ impl ClaimState {
         }
         let OpenFiles { folder, hub, .. } = &*self.files;
         let mut added = Vec::new();
-        let by = blockers(folder, queue, self.line.seq, self.line.mode, |owner| {
+        let by = queue.blockers(folder, self.line.seq, self.line.mode, |owner| {
             // Watched before the owner is checked: an owner that dies in between wakes us.
             if progress.watching.iter().all(|(watched, _)| *watched != owner) {
                 let path = folder.liveness_file(owner);

@@ -5,24 +5,28 @@ use std::time::Duration;
 
 use super::claim::{ClaimState, KnownClaims};
 use super::format::QueueLine;
+use super::hold;
 use super::inspect::version_of;
 use super::layout::Folder;
 use super::liveness;
 use super::locked_queue::LockedQueue;
 use super::notification::MAX_WATCHED;
 use super::open_files::OpenFiles;
-use super::place;
-use super::turn::blockers;
+use super::place::FilePlace;
 use crate::store::{Answer, Claim, Contended, Mode};
 use crate::{Error, ErrorKind, Result};
 
-/// Adds a claim to the queue of its key, unless the key is held and the claim does not wait.
+/// Adds a claim to the queue of its key, unless the key is held and the claim does not wait. A repeated claim is answered
+/// with its hold or place, if it still has one.
 pub(super) async fn join(
     files: &Arc<OpenFiles>,
     claims: &Arc<KnownClaims>,
     claim: &Claim,
     limit: Duration,
 ) -> Result<Answer> {
+    if let Some(answer) = claims.find(claim.id).and_then(|known| answer(&known, false)) {
+        return Ok(answer);
+    }
     let space = claim.mode.space();
     loop {
         let (liveness, queue) = files.for_claim(&claim.by, &claim.key, space)?;
@@ -49,10 +53,18 @@ pub(super) async fn join(
         for owner in tell {
             liveness::touch(&files.folder, owner);
         }
-        return place::answer(&state, waiter).ok_or_else(|| {
+        return answer(&state, waiter).ok_or_else(|| {
             Error::new(ErrorKind::Unavailable, "the place was lost at once: try again")
         });
     }
+}
+
+/// Answer with the claim's hold or place; `None` if it has left the queue. `waiter`: another claim waits.
+fn answer(claim: &Arc<ClaimState>, waiter: bool) -> Option<Answer> {
+    Some(match claim.token()? {
+        0 => Answer::Queued(Box::new(FilePlace::new(claim))),
+        token => Answer::Granted(hold::grant(claim, token, waiter)),
+    })
 }
 
 /// Outcome of adding a claim to a queue.
@@ -80,7 +92,7 @@ fn add(
             queue.remove(line)?;
         }
     }
-    let free = blockers(folder, queue, u64::MAX, claim.mode, |_| {})?.is_empty();
+    let free = queue.blockers(folder, u64::MAX, claim.mode, |_| {})?.is_empty();
     if !free && !claim.queue {
         return Ok(Joined::Contended(contended(folder, queue)));
     }

@@ -1,10 +1,13 @@
-//! A queue under its lock: the only way to add a line, to grant one, or to remove that of another process.
+//! A queue under its lock: the only way to add a line, to grant one, or to remove that of another process. Decides which
+//! claims have to leave before another has its turn.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::format::{
     HEAD_AT, Head, LINE_BYTES, MAX_FENCE, MAX_LINES, Mark, OWNER_BYTES, QueueLine, line_at, padded,
 };
+use super::layout::Folder;
+use super::liveness;
 use super::queue_file::{QueueFile, QueueFileLock};
 use crate::store::Mode;
 use crate::{Error, ErrorKind, Result};
@@ -53,6 +56,51 @@ impl LockedQueue<'_> {
     /// Holders and waiters, in order of arrival.
     pub(super) fn lines(&self) -> &[QueueLine] {
         &self.lines
+    }
+
+    /// Owners of the claims that have to leave before a claim of this mode has its turn; empty if it has come. Only
+    /// those that must be watched are returned, and dead ones are removed.
+    ///
+    /// `watch` is called with each owner before that owner is checked.
+    pub(super) fn blockers(
+        &mut self,
+        folder: &Folder,
+        seq: u64,
+        mode: Mode,
+        mut watch: impl FnMut(u64),
+    ) -> Result<Vec<u64>> {
+        loop {
+            let lines = &self.lines;
+            let ahead = &lines[..lines.partition_point(|line| line.seq < seq)];
+            let last = ahead.len().saturating_sub(1);
+            let candidates: Vec<QueueLine> = match mode {
+                // As long as the claim directly before us is there, it is not our turn, whatever the others do.
+                Mode::Exclusive => ahead[last..].to_vec(),
+                Mode::Shared => {
+                    let exclusive = |line: &&QueueLine| line.mode == Mode::Exclusive;
+                    ahead.iter().rev().find(exclusive).copied().into_iter().collect()
+                }
+                Mode::Slot { limit } => {
+                    let limit = usize::try_from(limit.max(1)).unwrap_or(usize::MAX);
+                    match ahead.len() {
+                        fewer if fewer < limit => Vec::new(),
+                        full if full == limit => ahead.to_vec(),
+                        // The claim directly before us waits too, and wakes us when it no longer does.
+                        _ => ahead[last..].to_vec(),
+                    }
+                }
+            };
+            let before = self.lines.len();
+            for line in &candidates {
+                watch(line.owner);
+                if !liveness::is_alive(folder, line.owner) {
+                    self.remove(*line)?;
+                }
+            }
+            if self.lines.len() == before {
+                return Ok(candidates.iter().map(|line| line.owner).collect());
+            }
+        }
     }
 
     /// Adds a claim at the end. If it is granted, its fencing number is in the file before this returns.

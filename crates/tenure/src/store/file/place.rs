@@ -10,7 +10,7 @@ use super::hold;
 use super::notification::POLL_INTERVAL;
 use super::open_files::{LOCK_LIMIT, OpenFiles};
 use crate::Result;
-use crate::store::{Answer, Place, Waited};
+use crate::store::{Place, Waited};
 
 /// First pause after the kernel's notification that a liveness file is being closed; each later pause is twice as long.
 const FIRST_CLOSING_PAUSE: Duration = Duration::from_micros(50);
@@ -19,16 +19,14 @@ const LONGEST_CLOSING_PAUSE: Duration = Duration::from_secs(1);
 /// Time for which a waiter relies on notifications before it reads the queue by itself.
 const BACKSTOP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Answer with the claim's hold or place; `None` if it has left the queue. `waiter`: another claim waits.
-pub(super) fn answer(claim: &Arc<ClaimState>, waiter: bool) -> Option<Answer> {
-    Some(match claim.token()? {
-        0 => Answer::Queued(Box::new(FilePlace(Arc::clone(claim)))),
-        token => Answer::Granted(hold::grant(claim, token, waiter)),
-    })
-}
-
 #[derive(Debug)]
-struct FilePlace(Arc<ClaimState>);
+pub(super) struct FilePlace(Arc<ClaimState>);
+
+impl FilePlace {
+    pub(super) fn new(claim: &Arc<ClaimState>) -> Self {
+        Self(Arc::clone(claim))
+    }
+}
 
 #[async_trait]
 impl Place for FilePlace {
