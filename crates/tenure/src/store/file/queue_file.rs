@@ -8,14 +8,14 @@
 //! ```text
 //! tenure queue 1 lock reports/nightly                               (256 bytes, padded)
 //! fence 00001747000000000002 seq 0000000000000002 lines 00000002    (128 bytes, padded)
-//! 0000000000000001 8c1f… x 00000001 00001747000000000001 …          (128 bytes: seq, seat, mode, slots, token, since,
-//! 0000000000000002 53aa… x 00000001 00000000000000000000 …           promised token)
+//! 0000000000000001 8c1f… x 00000001 00001747000000000001 …          (128 bytes: seq, owner, mode, slots, token,
+//! 0000000000000002 53aa… x 00000001 00000000000000000000 …           since, promised token)
 //! ```
 //!
 //! Lines are in no order: a blank line is reused, and `seq` gives the order of arrival. The last 16 bytes of a line do
 //! not belong to its owner: a mark there means that an operator evicts it, or has cut it off. Every write is within one
 //! page, so that a process killed at any moment leaves whole lines. Lines that a crash of the machine leaves are dead,
-//! because no process has their seats locked.
+//! because no process has the liveness files of their owners locked.
 //!
 //! A new waiter is *promised* its fencing number, unless a claim before it has yet to get one. From the moment at which
 //! no claim is before it, it holds the lock with that number, without a further write.
