@@ -1,6 +1,6 @@
 //! Checks of `tenure doctor` that only the file store can make: its folder, and the file system below it.
 
-use super::folder::Folder;
+use super::layout::Folder;
 use crate::store::Finding;
 
 /// Findings about the processes that share the folder's locks, and about its file system.
@@ -32,7 +32,7 @@ fn file_system(folder: &Folder) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::folder::Options;
+    use super::super::layout::Options;
     use super::*;
     use crate::store::FindingLevel;
 

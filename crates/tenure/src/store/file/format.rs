@@ -1,11 +1,23 @@
-//! Format of a queue's file: its head, and a line per holder and waiter. See [`super::queue`].
+//! Format of a queue's file: its title, its head, and a line per holder and waiter.
 
-use super::super::Mode;
+use tenure_core::Key;
 
+use crate::store::{KeySpace, Mode};
+
+/// Size of the title, in bytes.
+pub(super) const TITLE_BYTES: usize = 256;
 /// Size of the head, and of a line, in bytes.
-pub(super) const LINE: usize = 128;
+pub(super) const LINE_BYTES: usize = 128;
 /// Size of the owner's part of a line, in bytes.
-pub(super) const OWN: usize = 112;
+pub(super) const OWNER_BYTES: usize = 112;
+/// Offset of the head in the file.
+pub(super) const HEAD_AT: usize = TITLE_BYTES;
+/// Offset of the first line in the file.
+pub(super) const LINES_AT: usize = HEAD_AT + LINE_BYTES;
+/// Largest number of holders and waiters of one key.
+pub(super) const MAX_LINES: usize = 10_000;
+/// Bound of fencing numbers, which no clock reaches: µs of 290,000 years.
+pub(super) const MAX_FENCE: u64 = 1 << 63;
 
 /// A holder or waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +25,8 @@ pub(super) struct QueueLine {
     pub(super) index: usize,
     /// Order of arrival.
     pub(super) seq: u64,
-    pub(super) seat: u64,
+    /// Name of its liveness file.
+    pub(super) owner: u64,
     pub(super) mode: Mode,
     /// Zero while it waits.
     pub(super) token: u64,
@@ -46,7 +59,7 @@ pub(super) struct Head {
 }
 
 impl Head {
-    pub(super) fn text(self) -> [u8; LINE] {
+    pub(super) fn text(self) -> [u8; LINE_BYTES] {
         let mut text = padded("fence                      seq                  lines         ");
         decimal(&mut text[6..26], self.fence);
         hexadecimal(&mut text[31..47], self.seq);
@@ -62,10 +75,32 @@ impl Head {
     }
 }
 
+/// Title of a key's file.
+pub(super) fn title(key: &Key, space: KeySpace) -> [u8; TITLE_BYTES] {
+    let space = match space {
+        KeySpace::Lock => "lock",
+        KeySpace::Semaphore => "semaphore",
+    };
+    padded(&format!("tenure queue 1 {space} {key}"))
+}
+
+/// Key in the title of a file of this key space; `None` if the title is invalid.
+pub(super) fn key_in_title(begin: &[u8; TITLE_BYTES], space: KeySpace) -> Option<Key> {
+    let text = std::str::from_utf8(begin).ok()?.trim_end();
+    let key = text.strip_prefix("tenure queue 1 ")?.split_once(' ')?.1;
+    let key = Key::new(key).ok()?;
+    (title(&key, space) == *begin).then_some(key)
+}
+
+/// Offset of a line in the file.
+pub(super) fn line_at(index: usize) -> usize {
+    LINES_AT + index * LINE_BYTES
+}
+
 /// Parses the lines in use; `None` if one is invalid.
-pub(super) fn lines(text: &[u8], head: Head) -> Option<Vec<QueueLine>> {
+pub(super) fn parse_lines(text: &[u8], head: Head) -> Option<Vec<QueueLine>> {
     let mut lines = Vec::new();
-    for (index, text) in text.chunks(LINE).take(head.lines).enumerate() {
+    for (index, text) in text.chunks(LINE_BYTES).take(head.lines).enumerate() {
         if !is_blank(text) {
             lines.push(QueueLine::parse(index, text)?);
         }
@@ -81,18 +116,18 @@ pub(super) fn lines(text: &[u8], head: Head) -> Option<Vec<QueueLine>> {
 
 /// True if a blank line is marked. The mark of a line in use may belong to a later owner.
 pub(super) fn was_marked(text: &[u8]) -> bool {
-    let mark = text.get(OWN).copied().filter(|_| is_blank(text));
+    let mark = text.get(OWNER_BYTES).copied().filter(|_| is_blank(text));
     mark.is_some_and(|mark| Mark::parse(mark) != Some(Mark::None))
 }
 
 /// True if a line is unused.
 pub(super) fn is_blank(text: &[u8]) -> bool {
-    text[..text.len().min(OWN)].iter().all(|byte| matches!(byte, b' ' | 0))
+    text[..text.len().min(OWNER_BYTES)].iter().all(|byte| matches!(byte, b' ' | 0))
 }
 
 impl QueueLine {
-    pub(super) fn text(self) -> [u8; LINE] {
-        let Self { seq, seat, mode, token, promised, since, mark, .. } = self;
+    pub(super) fn text(self) -> [u8; LINE_BYTES] {
+        let Self { seq, owner, mode, token, promised, since, mark, .. } = self;
         let (letter, limit) = match mode {
             Mode::Exclusive => (b'x', 1),
             Mode::Shared => (b's', 0),
@@ -100,13 +135,13 @@ impl QueueLine {
         };
         let mut text = padded("");
         hexadecimal(&mut text[..16], seq);
-        hexadecimal(&mut text[17..33], seat);
+        hexadecimal(&mut text[17..33], owner);
         text[34] = letter;
         hexadecimal(&mut text[36..44], limit.into());
         decimal(&mut text[45..65], token);
         hexadecimal(&mut text[66..82], since);
         decimal(&mut text[83..103], promised);
-        text[OWN] = mark.letter();
+        text[OWNER_BYTES] = mark.letter();
         text
     }
 
@@ -117,7 +152,7 @@ impl QueueLine {
         Some(Self {
             index,
             seq: from_hexadecimal(field(0, 16)?)?,
-            seat: from_hexadecimal(field(17, 16)?)?,
+            owner: from_hexadecimal(field(17, 16)?)?,
             mode: match text.get(34)? {
                 b'x' => Mode::Exclusive,
                 b's' => Mode::Shared,
@@ -127,7 +162,7 @@ impl QueueLine {
             token: from_decimal(field(45, 20)?)?,
             since: from_hexadecimal(field(66, 16)?)?,
             promised: from_decimal(field(83, 20)?)?,
-            mark: Mark::parse(*text.get(OWN)?)?,
+            mark: Mark::parse(*text.get(OWNER_BYTES)?)?,
         })
     }
 }
@@ -204,7 +239,7 @@ mod tests {
                 let line = QueueLine {
                     index: 7,
                     seq: 1,
-                    seat: u64::MAX,
+                    owner: u64::MAX,
                     mode,
                     token: 9,
                     promised: 8,
@@ -212,7 +247,7 @@ mod tests {
                     mark,
                 };
                 let text = line.text();
-                assert_eq!(text[LINE - 1], b'\n');
+                assert_eq!(text[LINE_BYTES - 1], b'\n');
                 assert_eq!(QueueLine::parse(7, &text), Some(line));
             }
         }
@@ -223,12 +258,12 @@ mod tests {
         let (mode, mark) = (Mode::Exclusive, Mark::None);
         let (token, promised) = (3, 5);
         let line =
-            QueueLine { index: 0, seq: 1, seat: 2, mode, token, promised, since: 4, mark }.text();
+            QueueLine { index: 0, seq: 1, owner: 2, mode, token, promised, since: 4, mark }.text();
         let used = 103;
         for cut in 1..used {
             let (mut begun, mut ended) = (line, line);
             begun[..cut].fill(b' ');
-            ended[cut..OWN].fill(b' ');
+            ended[cut..OWNER_BYTES].fill(b' ');
             assert_eq!(QueueLine::parse(0, &begun), None, "blank up to {cut}");
             assert_eq!(QueueLine::parse(0, &ended), None, "blank from {cut}");
         }

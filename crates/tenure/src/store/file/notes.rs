@@ -4,52 +4,49 @@ use std::fs::File;
 use std::io::{ErrorKind as Io, Read as _, Write as _};
 use std::path::Path;
 
-use async_trait::async_trait;
 use rustix::fs::{CWD, OFlags};
 use rustix::io::Errno;
 
-use super::folder::{entries, failed, key_of};
-use super::{FileStore, LOOKED_THROUGH};
-use crate::store::DurableNotes;
+use super::layout::{Folder, MAX_FILES_READ};
+use super::names::key_of_file;
+use super::system::{names_in, system_error};
 use crate::{Error, Key, Result};
 
 /// Largest number of bytes read of a note.
-const LONGEST: u64 = 4_096;
+const MAX_NOTE_BYTES: u64 = 4_096;
 
-#[async_trait]
-impl DurableNotes for FileStore {
-    async fn read(&self, key: &Key) -> Result<Option<String>> {
-        let read = text(&self.0.folder.mark(key));
-        read.map_err(|error| error.on(key).at(self))
-    }
+/// Note on a key; `None` if there is no note.
+pub(super) fn read(folder: &Folder, key: &Key) -> Result<Option<String>> {
+    text(&folder.mark(key))
+}
 
-    async fn write(&self, key: &Key, text: &str) -> Result<()> {
-        replace(self, &self.0.folder.mark(key), text).map_err(|error| error.on(key).at(self))
-    }
+/// Replaces the note on a key.
+pub(super) fn write(folder: &Folder, key: &Key, text: &str) -> Result<()> {
+    replace(folder, &folder.mark(key), text)
+}
 
-    async fn list(&self, prefix: &str) -> Result<Vec<String>> {
-        let folder = self.0.folder.marks();
-        let mut texts = Vec::new();
-        for name in entries(&folder, LOOKED_THROUGH).map_err(|error| error.at(self))? {
-            // A name that was cut cannot be parsed back, but names of periods are never that long.
-            if let Some(key) = key_of(&name)
-                && key.as_str().starts_with(prefix)
-            {
-                texts.extend(text(&self.0.folder.mark(&key)).map_err(|error| error.at(self))?);
-            }
+/// Notes on the keys with this prefix.
+pub(super) fn list(folder: &Folder, prefix: &str) -> Result<Vec<String>> {
+    let mut texts = Vec::new();
+    for name in names_in(&folder.marks(), MAX_FILES_READ)? {
+        // A name that was cut cannot be parsed back, but names of periods are never that long.
+        if let Some(key) = key_of_file(&name)
+            && key.as_str().starts_with(prefix)
+        {
+            texts.extend(text(&folder.mark(&key))?);
         }
-        Ok(texts)
     }
+    Ok(texts)
 }
 
 fn text(path: &Path) -> Result<Option<String>> {
     let said = |error: &std::io::Error| {
-        failed("read", path, Errno::from_io_error(error).unwrap_or(Errno::IO))
+        system_error("read", path, Errno::from_io_error(error).unwrap_or(Errno::IO))
     };
     let mut bytes = Vec::new();
     match File::open(path) {
         Ok(file) => {
-            file.take(LONGEST).read_to_end(&mut bytes).map_err(|error| said(&error))?;
+            file.take(MAX_NOTE_BYTES).read_to_end(&mut bytes).map_err(|error| said(&error))?;
             Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
         }
         Err(error) if error.kind() == Io::NotFound => Ok(None),
@@ -58,8 +55,7 @@ fn text(path: &Path) -> Result<Option<String>> {
 }
 
 /// Writes a new file and renames it over the old one: at any moment one of them is there, complete.
-fn replace(store: &FileStore, path: &Path, text: &str) -> Result<()> {
-    let folder = &store.0.folder;
+fn replace(folder: &Folder, path: &Path, text: &str) -> Result<()> {
     folder.prepare()?;
     let mut new = path.as_os_str().to_owned();
     // No key's file has this name.
@@ -76,5 +72,5 @@ fn replace(store: &FileStore, path: &Path, text: &str) -> Result<()> {
         rustix::fs::rename(new, path)?;
         File::open(folder.marks()).and_then(|folder| folder.sync_all()).map_err(io)
     };
-    wrote().map_err(|errno| -> Error { failed("write", path, errno) })
+    wrote().map_err(|errno| -> Error { system_error("write", path, errno) })
 }
