@@ -10,6 +10,7 @@ use tenure_core::{LockToken, Time};
 
 use super::Engine;
 use super::claims::{Claim, ClaimStage};
+use super::connection::Wake;
 use super::encode::{MAX_LISTED, hex, lossy_text, version_of};
 use super::history;
 use crate::units::millis;
@@ -149,8 +150,29 @@ impl Engine {
 
     /// Abandons a claim: leaves the queue, or releases the hold.
     fn abandon(&mut self, id: ClaimId, now: Time) {
-        let existed = self.change(now, |locks| locks.abandon_claim(id, now));
+        let existed = self.abandon_claim(id, now);
         self.reply(if existed { Reply::Done } else { Reply::NOT_ENQUEUED });
+    }
+
+    /// Abandons a claim. False if there is no such claim.
+    fn abandon_claim(&mut self, id: ClaimId, now: Time) -> bool {
+        // Leases that are over must end first. The table would end them now, and could grant the very place that is to
+        // be abandoned: that hold would be left behind until its lease ends.
+        self.change(now, |locks| locks.handle_timeout(now));
+        let claim = self.locks.claims().get(id);
+        if let Some(&Claim { from, stage: ClaimStage::Held { token, lease }, .. }) = claim {
+            self.take_back_push(from, Push::Granted { id, token, lease: millis(lease) });
+        }
+        self.change(now, |locks| locks.abandon_claim(id, now))
+    }
+
+    /// Removes a push, unless it is in the output already. Behind the reply to the abandonment, the push of the claim's
+    /// grant would look like the grant of a new claim with the same id.
+    fn take_back_push(&mut self, to: Owner, push: Push<'_>) {
+        let mut line = Vec::new();
+        push.write(&mut line);
+        let is_it = |wake: &Wake| matches!(wake, Wake::Push(push) if **push == *line);
+        self.woken.retain(|(owner, wake)| *owner != to || !is_it(wake));
     }
 
     /// Detaches a granted claim: its hold then survives the end of the connection.
@@ -270,7 +292,7 @@ impl Engine {
     /// Abandons the waiting claims of a connection that ended. Its holds are left to the table.
     pub(super) fn abandon_waiting_claims(&mut self, connection: Owner, now: Time) {
         for id in self.locks.forget_connection(connection) {
-            self.change(now, |locks| locks.abandon_claim(id, now));
+            self.abandon_claim(id, now);
         }
     }
 
@@ -278,7 +300,7 @@ impl Engine {
     pub(super) fn refuse_waiting_claims(&mut self, now: Time) {
         for id in self.locks.claims().waiting() {
             let Some(&Claim { from, .. }) = self.locks.claims().get(id) else { continue };
-            self.change(now, |locks| locks.abandon_claim(id, now));
+            self.abandon_claim(id, now);
             self.push(from, Push::Gone { id });
         }
     }
