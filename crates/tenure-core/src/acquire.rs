@@ -18,7 +18,7 @@ use std::time::Duration;
 pub use self::message::{AcquireAnswer, AcquireCommand, AcquireInput, LeaseStart, RequestFailure};
 use crate::lease::Lease;
 use crate::retry::{Retry, RetryContext};
-use crate::{Random, Time};
+use crate::{Machine, Random, Time};
 
 type ErrorRef<'a> = &'a (dyn Error + 'static);
 
@@ -130,39 +130,26 @@ impl Acquire {
         acquire
     }
 
-    /// Handles an event.
-    pub fn handle(&mut self, input: AcquireInput, now: Time) {
-        self.apply(input, None, now);
-    }
-
     /// Handles a failed request. The retry strategy receives the error.
     pub fn handle_failure(&mut self, failure: RequestFailure, error: ErrorRef<'_>, now: Time) {
         self.apply(AcquireInput::Failed(failure), Some(error), now);
     }
 
-    fn apply(&mut self, input: AcquireInput, error: Option<ErrorRef<'_>>, now: Time) {
-        match input {
-            AcquireInput::WaitUntil(until) => self.until = until.unwrap_or(Time::MAX),
-            AcquireInput::Cancel => self.cancel(now),
-            _ => match self.phase {
-                Phase::Claiming { sent } => self.on_claim_reply(input, sent, error, now),
-                Phase::Waiting => self.on_wait_reply(input, error, now),
-                Phase::Watching { .. } if input == AcquireInput::Changed => self.claim(now),
-                Phase::Confirming { sent, granted_at } => {
-                    self.on_confirm_reply(input, sent, granted_at, now);
-                }
-                Phase::Releasing | Phase::Abandoning => self.on_release_reply(input, now),
-                Phase::Watching { .. }
-                | Phase::Unconfirmed { .. }
-                | Phase::Settling { .. }
-                | Phase::Finished => {}
-            },
-        }
-        self.handle_timeout(now);
+    /// True if the last attempt ended with an error, false if it found the key contended.
+    pub fn is_failing(&self) -> bool {
+        self.failing
+    }
+}
+
+impl Machine for Acquire {
+    type Input = AcquireInput;
+    type Command = AcquireCommand;
+
+    fn handle(&mut self, input: AcquireInput, now: Time) {
+        self.apply(input, None, now);
     }
 
-    /// Handles the timers that are due at `now`.
-    pub fn handle_timeout(&mut self, now: Time) {
+    fn handle_timeout(&mut self, now: Time) {
         match self.phase {
             Phase::Waiting if now >= self.until => self.abandon(),
             Phase::Watching { .. } if now >= self.until => self.give_up(now),
@@ -182,8 +169,7 @@ impl Acquire {
         }
     }
 
-    /// Instant at which [`handle_timeout`](Self::handle_timeout) is due.
-    pub fn poll_timeout(&self) -> Option<Time> {
+    fn poll_timeout(&self) -> Option<Time> {
         let own = match self.phase {
             Phase::Watching { until } => until.min(self.until),
             Phase::Waiting => self.until,
@@ -195,14 +181,31 @@ impl Acquire {
         (next != Time::MAX).then_some(next)
     }
 
-    /// Removes the next command.
-    pub fn poll_command(&mut self) -> Option<AcquireCommand> {
+    fn poll_command(&mut self) -> Option<AcquireCommand> {
         self.commands.pop_front()
     }
+}
 
-    /// True if the last attempt ended with an error, false if it found the key contended.
-    pub fn is_failing(&self) -> bool {
-        self.failing
+impl Acquire {
+    fn apply(&mut self, input: AcquireInput, error: Option<ErrorRef<'_>>, now: Time) {
+        match input {
+            AcquireInput::WaitUntil(until) => self.until = until.unwrap_or(Time::MAX),
+            AcquireInput::Cancel => self.cancel(now),
+            _ => match self.phase {
+                Phase::Claiming { sent } => self.on_claim_reply(input, sent, error, now),
+                Phase::Waiting => self.on_wait_reply(input, error, now),
+                Phase::Watching { .. } if input == AcquireInput::Changed => self.claim(now),
+                Phase::Confirming { sent, granted_at } => {
+                    self.on_confirm_reply(input, sent, granted_at, now);
+                }
+                Phase::Releasing | Phase::Abandoning => self.on_release_reply(input, now),
+                Phase::Watching { .. }
+                | Phase::Unconfirmed { .. }
+                | Phase::Settling { .. }
+                | Phase::Finished => {}
+            },
+        }
+        self.handle_timeout(now);
     }
 
     fn answer_by(&self) -> Time {

@@ -1,9 +1,7 @@
 //! The election machine: one participant that claims a key, leads while it holds the key, and releases it.
 //!
-//! [`Election`] decides and does no I/O. Its driver passes events to it ([`handle`](Election::handle)) and calls it
-//! when a timer is due ([`poll_timeout`](Election::poll_timeout), [`handle_timeout`](Election::handle_timeout)). The
-//! driver executes the machine's commands at the store ([`poll_command`](Election::poll_command)) and passes its events
-//! to the user ([`poll_event`](Election::poll_event)). All decisions are in [`table`], and only there.
+//! [`Election`] is a [`Machine`]: it decides and does no I/O. Its driver executes its commands at the store, and passes
+//! its events to the user ([`poll_event`](Election::poll_event)). All decisions are in [`table`], and only there.
 //!
 //! Invariants:
 //!
@@ -19,18 +17,18 @@
 //! use std::time::Duration;
 //! use tenure_core::election::{Election, ElectionCommand, ElectionConfig, ElectionGrant, ElectionInput};
 //! use tenure_core::retry::ExponentialBackoff;
-//! use tenure_core::{FencingToken, Time};
+//! use tenure_core::{FencingToken, Machine, Time};
 //!
 //! let now = Time::ZERO;
-//! let random = 0.5;
-//! let mut election = Election::new(ElectionConfig::default(), Box::new(ExponentialBackoff::default()));
-//! election.handle(ElectionInput::Start, random, now);
+//! let seed = 1;
+//! let mut election = Election::new(ElectionConfig::default(), Box::new(ExponentialBackoff::default()), seed);
+//! election.handle(ElectionInput::Start, now);
 //! assert_eq!(election.poll_timeout(), Some(now));
-//! election.handle_timeout(random, now);
+//! election.handle_timeout(now);
 //! let Some(ElectionCommand::Claim { claim }) = election.poll_command() else { panic!("a claim is due") };
 //!
 //! let grant = ElectionGrant { token: FencingToken::new(0, 7), deadline: now + Duration::from_secs(15) };
-//! election.handle(ElectionInput::AcquireSucceeded { claim, grant }, random, now);
+//! election.handle(ElectionInput::AcquireSucceeded { claim, grant }, now);
 //! assert!(election.is_leader(now));
 //! assert!(!election.is_leader(now + Duration::from_secs(15)));
 //! ```
@@ -51,8 +49,7 @@ use self::table::{Action, Case, When};
 pub use self::table::{ElectionState, InputKind};
 use self::timers::{Due, ElectionTimers};
 use crate::retry::{Retry, RetryContext};
-use crate::time::Time;
-use crate::token::FencingToken;
+use crate::{FencingToken, Machine, Random, Time};
 
 /// Settings of a participant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +93,7 @@ impl Default for ElectionConfig {
 pub struct Election {
     config: ElectionConfig,
     retry: Box<dyn Retry>,
+    random: Random,
     state: ElectionState,
     /// Grant by which this participant leads; `None` outside of [`ElectionState::Leader`].
     leadership: Option<ElectionGrant>,
@@ -120,11 +118,12 @@ pub struct Election {
 
 impl Election {
     /// Creates a participant that has not started. `retry` decides on the pauses between claims and between attempts to
-    /// reconnect.
-    pub fn new(config: ElectionConfig, retry: Box<dyn Retry>) -> Self {
+    /// reconnect; `seed` is that of their jitter.
+    pub fn new(config: ElectionConfig, retry: Box<dyn Retry>, seed: u64) -> Self {
         Self {
             config,
             retry,
+            random: Random::new(seed),
             state: ElectionState::Stopped,
             leadership: None,
             claim: None,
@@ -138,33 +137,6 @@ impl Election {
             commands: VecDeque::new(),
             events: VecDeque::new(),
         }
-    }
-
-    /// Handles an input. `random` is uniform in `[0, 1)`, for the pause that may follow.
-    pub fn handle(&mut self, input: ElectionInput, random: f64, now: Time) {
-        // The timers that end a hold fire first: an answer that arrives after the deadline must not extend a hold that
-        // the deadline has ended.
-        while let Some(due) = self.timers.take_end(now) {
-            self.fire(due, random, now);
-        }
-        self.step(input, random, now);
-    }
-
-    /// Handles the timers that are due. An early, late or repeated call is harmless.
-    pub fn handle_timeout(&mut self, random: f64, now: Time) {
-        while let Some(due) = self.timers.take(now) {
-            self.fire(due, random, now);
-        }
-    }
-
-    /// Instant at which to call [`handle_timeout`](Self::handle_timeout); `None` if no timer is set.
-    pub fn poll_timeout(&self) -> Option<Time> {
-        self.timers.next()
-    }
-
-    /// Removes the next command.
-    pub fn poll_command(&mut self) -> Option<ElectionCommand> {
-        self.commands.pop_front()
     }
 
     /// Removes the next event.
@@ -191,7 +163,39 @@ impl Election {
     pub fn fencing_token(&self) -> Option<FencingToken> {
         self.leadership.map(|grant| grant.token)
     }
+}
 
+impl Machine for Election {
+    type Input = ElectionInput;
+    type Command = ElectionCommand;
+
+    fn handle(&mut self, input: ElectionInput, now: Time) {
+        let random = self.random.unit();
+        // The timers that end a hold fire first: an answer that arrives after the deadline must not extend a hold that
+        // the deadline has ended.
+        while let Some(due) = self.timers.take_end(now) {
+            self.fire(due, random, now);
+        }
+        self.step(input, random, now);
+    }
+
+    fn handle_timeout(&mut self, now: Time) {
+        let random = self.random.unit();
+        while let Some(due) = self.timers.take(now) {
+            self.fire(due, random, now);
+        }
+    }
+
+    fn poll_timeout(&self) -> Option<Time> {
+        self.timers.next()
+    }
+
+    fn poll_command(&mut self) -> Option<ElectionCommand> {
+        self.commands.pop_front()
+    }
+}
+
+impl Election {
     fn fire(&mut self, due: Due, random: f64, now: Time) {
         let input = match (due, self.claim) {
             (Due::Deadline, Some(claim)) => {

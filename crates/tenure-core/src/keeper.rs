@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
-use crate::Time;
 use crate::lease::Lease;
+use crate::{Machine, Time};
 
 /// Event of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -220,9 +220,13 @@ impl Keeper {
     pub fn lost(&self) -> Option<Loss> {
         self.lost
     }
+}
 
-    /// Handles an event.
-    pub fn handle(&mut self, input: KeeperInput, now: Time) {
+impl Machine for Keeper {
+    type Input = KeeperInput;
+    type Command = KeeperCommand;
+
+    fn handle(&mut self, input: KeeperInput, now: Time) {
         // A hold that was released in time was not lost, however late the store's answer arrives.
         if input != KeeperInput::Released {
             self.expire(now);
@@ -245,14 +249,12 @@ impl Keeper {
         self.act(now);
     }
 
-    /// Handles the timers that are due at `now`.
-    pub fn handle_timeout(&mut self, now: Time) {
+    fn handle_timeout(&mut self, now: Time) {
         self.expire(now);
         self.act(now);
     }
 
-    /// Instant at which [`handle_timeout`](Self::handle_timeout) is due.
-    pub fn poll_timeout(&self) -> Option<Time> {
+    fn poll_timeout(&self) -> Option<Time> {
         let idle = self.request == InFlightRequest::None;
         let next = match self.goal {
             Goal::Keep => {
@@ -267,11 +269,12 @@ impl Keeper {
         (next != Time::MAX).then_some(next)
     }
 
-    /// Removes the next command.
-    pub fn poll_command(&mut self) -> Option<KeeperCommand> {
+    fn poll_command(&mut self) -> Option<KeeperCommand> {
         self.commands.pop_front()
     }
+}
 
+impl Keeper {
     /// True if the deadline has a timer now. The rule `lost_by_timer` makes this true at all times: a hanging request
     /// must not delay the notification (contract 2).
     fn watches_deadline(&self) -> bool {

@@ -5,14 +5,14 @@ use std::time::Duration;
 use tenure_core::acquire::{Acquire, AcquireAnswer, AcquireInput, AcquireOptions};
 use tenure_core::keeper::{self, Granted, Keeper};
 use tenure_core::retry::FixedInterval;
-use tenure_core::{FencingToken, Time};
+use tenure_core::{FencingToken, Machine as _, Time};
 
 use crate::clock::Clock;
 use crate::contract::{Breach, Guard};
 use crate::in_flight::{ClaimState, Operation, Outcome, ReplyEffect, StreamProcess, StreamTurn};
 use crate::message::ReplyMessage;
 use crate::setup::StoreKind;
-use crate::task::{Command, Machine, Task};
+use crate::task::{Command, Task, TaskMachine};
 use crate::world::{Event, World, note};
 
 #[derive(Debug)]
@@ -163,11 +163,11 @@ impl World {
         let now = self.local(client);
         self.with_task(client, index, |world, task| {
             world.connections[task.connection].broken = true;
-            let waits = matches!(task.machine, Machine::Keeper(_)) || task.in_flight.is_some();
+            let waits = matches!(task.machine, TaskMachine::Keeper(_)) || task.in_flight.is_some();
             if waits {
                 task.complete(Outcome::Broken, now);
             }
-            if matches!(task.machine, Machine::Acquire(_)) {
+            if matches!(task.machine, TaskMachine::Acquire(_)) {
                 task.connection = world.connect(client, task.id);
             }
             world.drive(client, task);
@@ -199,7 +199,7 @@ impl World {
         self.clients[client].tasks.push(Task {
             id,
             key,
-            machine: Machine::Acquire(Acquire::new(terms, now)),
+            machine: TaskMachine::Acquire(Acquire::new(terms, now)),
             claim_state: ClaimState::new(id, &self.setup),
             in_flight: None,
             connection,
@@ -326,7 +326,7 @@ impl World {
                 return;
             }
         }
-        if let Machine::Keeper(keeper) = &task.machine {
+        if let TaskMachine::Keeper(keeper) = &task.machine {
             let deadline = keeper.deadline();
             let mut checker = std::mem::take(&mut self.checker);
             let verdict = checker.deadline_moved(task.id, deadline, self.condition());
@@ -387,7 +387,7 @@ impl World {
             StoreKind::ServerClock | StoreKind::Session | StoreKind::Stream => None,
         };
         let granted = Granted { sent, deadline, handoff_requested: false };
-        task.machine = Machine::Keeper(Keeper::new(self.lease, granted, check_interval, now));
+        task.machine = TaskMachine::Keeper(Keeper::new(self.lease, granted, check_interval, now));
         task.answered = true;
         let work = if self.healed { self.ttls(10.0) } else { self.random_span(3.0) };
         task.end_use_at = now + Duration::from_nanos(work);
@@ -398,14 +398,14 @@ impl World {
         let now = self.local(client);
         task.end_use_at = Time::MAX;
         match &mut task.machine {
-            Machine::Acquire(acquire) => {
+            TaskMachine::Acquire(acquire) => {
                 note!(self, "client {client} task {}: is cancelled", task.id);
                 acquire.handle(AcquireInput::Cancel, now);
                 if !std::mem::replace(&mut task.answered, true) {
                     self.schedule_next_use(client);
                 }
             }
-            Machine::Keeper(keeper) => {
+            TaskMachine::Keeper(keeper) => {
                 let pick = if may_die { self.random.below(20) } else { 9 };
                 note!(self, "client {client} task {}: ends its use ({pick})", task.id);
                 match pick {

@@ -1,9 +1,10 @@
 //! Watches of keys in a stream: messages that are late, delivered twice, or lost.
 
+use tenure_core::Machine as _;
 use tenure_core::acquire::AcquireInput;
 
 use crate::store::StreamMessage;
-use crate::task::{Machine, Task};
+use crate::task::{Task, TaskMachine};
 use crate::world::{Event, World, note};
 
 impl World {
@@ -13,7 +14,7 @@ impl World {
         let holders = self.clients[client].stream.holders_hash(task.key, now);
         if task.watching
             && holders != task.claim_state.contended_holders()
-            && let Machine::Acquire(acquire) = &mut task.machine
+            && let TaskMachine::Acquire(acquire) = &mut task.machine
         {
             task.watching = false;
             acquire.handle(AcquireInput::Changed, now);

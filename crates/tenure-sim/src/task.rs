@@ -1,8 +1,8 @@
 //! A state machine of a client, with its operation in flight.
 
-use tenure_core::Time;
 use tenure_core::acquire::{self, Acquire};
 use tenure_core::keeper::{self, Keeper};
+use tenure_core::{Machine as _, Time};
 
 use crate::in_flight::{ClaimState, InFlight, Operation, Outcome};
 
@@ -11,7 +11,7 @@ pub(crate) struct Task {
     /// Id of the task and of its claim: each acquire makes one claim.
     pub(crate) id: u64,
     pub(crate) key: usize,
-    pub(crate) machine: Machine,
+    pub(crate) machine: TaskMachine,
     pub(crate) claim_state: ClaimState,
     pub(crate) in_flight: Option<InFlight>,
     /// Connection of the task.
@@ -26,7 +26,7 @@ pub(crate) struct Task {
 }
 
 #[derive(Debug)]
-pub(crate) enum Machine {
+pub(crate) enum TaskMachine {
     Acquire(Acquire),
     Keeper(Keeper),
 }
@@ -46,8 +46,8 @@ pub(crate) enum Command {
 impl Task {
     pub(crate) fn poll_timeout(&self) -> Time {
         let machine = match &self.machine {
-            Machine::Acquire(acquire) => acquire.poll_timeout(),
-            Machine::Keeper(keeper) => keeper.poll_timeout(),
+            TaskMachine::Acquire(acquire) => acquire.poll_timeout(),
+            TaskMachine::Keeper(keeper) => keeper.poll_timeout(),
         };
         let limit = self
             .in_flight
@@ -57,15 +57,15 @@ impl Task {
 
     pub(crate) fn handle_timeout(&mut self, now: Time) {
         match &mut self.machine {
-            Machine::Acquire(acquire) => acquire.handle_timeout(now),
-            Machine::Keeper(keeper) => keeper.handle_timeout(now),
+            TaskMachine::Acquire(acquire) => acquire.handle_timeout(now),
+            TaskMachine::Keeper(keeper) => keeper.handle_timeout(now),
         }
     }
 
     pub(crate) fn poll_command(&mut self) -> Option<Command> {
         match &mut self.machine {
-            Machine::Acquire(acquire) => acquire.poll_command().map(of_acquire),
-            Machine::Keeper(keeper) => keeper.poll_command().map(of_keeper),
+            TaskMachine::Acquire(acquire) => acquire.poll_command().map(of_acquire),
+            TaskMachine::Keeper(keeper) => keeper.poll_command().map(of_keeper),
         }
     }
 
@@ -73,8 +73,8 @@ impl Task {
     pub(crate) fn complete(&mut self, outcome: Outcome, now: Time) {
         let operation = self.in_flight.take().map(|in_flight| in_flight.operation);
         match &mut self.machine {
-            Machine::Acquire(acquire) => acquire.handle(to_acquire(outcome), now),
-            Machine::Keeper(keeper) => {
+            TaskMachine::Acquire(acquire) => acquire.handle(to_acquire(outcome), now),
+            TaskMachine::Keeper(keeper) => {
                 if let Outcome::Broken = outcome {
                     keeper.handle(keeper::KeeperInput::HoldEnded(keeper::Loss::Disconnected), now);
                 }

@@ -9,10 +9,11 @@ use std::sync::atomic::AtomicBool;
 use tenure_core::acquire::{Acquire, AcquireAnswer, AcquireCommand, AcquireInput};
 use tenure_core::keeper::Granted;
 use tenure_core::lease::Lease;
-use tenure_core::{Key, Time};
+use tenure_core::{Key, Machine as _, Time};
 use tokio::sync::oneshot;
 use tracing::Instrument as _;
 
+use crate::drive::{Drive, Either, race};
 use crate::guard::{Guard, HoldCallbacks, HoldContext, Keep};
 use crate::store::{
     self, Claim, Contended, Grant, Identity, Place, QueueKind, Store, Version, Waited,
@@ -52,12 +53,10 @@ impl AcquireTask {
         let mut steering = AcquireDriver {
             store: Arc::clone(&store),
             key: claim.key.clone(),
-            machine,
-            clock,
+            drive: Drive { machine, clock, labels },
             caller,
             found: AcquireFindings::default(),
             asked,
-            labels,
             outcome: "cancelled",
         };
         let mut has = AcquireState::default();
@@ -74,26 +73,17 @@ impl AcquireTask {
             }
             next = has.obey(command, &store, &claim, &mut steering).await;
         }
-        let AcquireDriver { clock, caller, found, labels, outcome, .. } = steering;
+        let AcquireDriver { drive: Drive { clock, labels, .. }, caller, found, outcome, .. } =
+            steering;
         let acquired = found.acquired.zip(has.grant);
         wait.over(if acquired.is_some() { "acquired" } else { outcome }, clock.now());
         let ((sent, deadline), grant) = acquired?;
         let granted = Granted { sent, deadline, handoff_requested: grant.handoff_requested };
         let Grant { token, grants, hold, .. } = grant;
         let (key, released) = (claim.key, AtomicBool::new(false));
-        let scene = HoldContext {
-            store,
-            key,
-            token,
-            grants,
-            lease,
-            clock,
-            callbacks,
-            pid,
-            released,
-            labels,
-        };
-        let (guard, keep) = Keep::new(scene, granted, hold);
+        let scene =
+            HoldContext { store, key, token, grants, lease, clock, callbacks, pid, released };
+        let (guard, keep) = Keep::new(scene, granted, hold, labels);
         // If the caller has gone away, the guard is dropped here, and the keeper releases the hold.
         caller.give(Ok(guard));
         Some(keep)
@@ -188,7 +178,7 @@ impl AcquireState {
                 return None;
             }
         };
-        steering.handle(input);
+        steering.drive.handle(input);
         steering.caller.placed();
         None
     }
@@ -204,16 +194,16 @@ impl AcquireState {
                 let counts = grant.lease_start;
                 self.grant = Some(grant);
                 self.place = None;
-                steering.handle(AcquireInput::Granted(counts));
+                steering.drive.handle(AcquireInput::Granted(counts));
             }
             Ok(Ok(Waited::StillQueued { ahead })) => {
                 let AcquireDriver { key, store, .. } = &*steering;
                 tracing::trace!(name: "tenure.waiting", %key, %store, ahead);
-                steering.handle(AcquireInput::StillQueued);
+                steering.drive.handle(AcquireInput::StillQueued);
             }
             Ok(Ok(Waited::Gone)) => {
                 self.place = None;
-                steering.handle(AcquireInput::PlaceLost);
+                steering.drive.handle(AcquireInput::PlaceLost);
             }
             Ok(Err(error)) => steering.failed(error),
         }
@@ -243,7 +233,7 @@ fn settle<T>(
     match raced {
         Err(command) => Some(command),
         Ok(result) => {
-            steering.handle(input(result));
+            steering.drive.handle(input(result));
             None
         }
     }
@@ -255,9 +245,9 @@ fn settle_result<T>(
     done: AcquireInput,
 ) -> Option<AcquireCommand> {
     match raced {
-        Ok(Err(error)) if error.is_refusal() => steering.handle(AcquireInput::Refused),
+        Ok(Err(error)) if error.is_refusal() => steering.drive.handle(AcquireInput::Refused),
         Ok(Err(error)) => steering.failed(error),
-        Ok(Ok(_)) => steering.handle(done),
+        Ok(Ok(_)) => steering.drive.handle(done),
         Err(command) => return Some(command),
     }
     None
@@ -267,16 +257,14 @@ fn gone(claim: &Claim) -> Error {
     Error::new(ErrorKind::NotHeld, "nothing is left to release").on(&claim.key)
 }
 
-/// Driver of the machine: its clock, the caller, and the facts for the caller's answer.
+/// Driver of the machine, with the caller and the facts for the caller's answer.
 struct AcquireDriver {
     store: Arc<dyn Store>,
     key: Key,
-    machine: Acquire,
-    clock: Clock,
+    drive: Drive<Acquire>,
     caller: Caller,
     found: AcquireFindings,
     asked: Time,
-    labels: Labels,
     /// Outcome for metrics, unless the lock was acquired.
     outcome: &'static str,
 }
@@ -293,20 +281,17 @@ struct AcquireFindings {
 type Raced<T> = std::result::Result<T, AcquireCommand>;
 
 impl AcquireDriver {
-    fn handle(&mut self, input: AcquireInput) {
-        self.machine.handle(input, self.clock.now());
-    }
-
     fn failed(&mut self, error: Error) {
         let Self { key, store, .. } = &*self;
         tracing::debug!(name: "tenure.request_failed", %key, %store, %error);
-        self.machine.handle_failure(error.failure(), &error, self.clock.now());
+        let now = self.drive.now();
+        self.drive.machine.handle_failure(error.failure(), &error, now);
         // The holder that an earlier answer named may have released the lock meanwhile: do not name it in an error.
         self.found.busy = None;
         if self.caller.fail_fast {
             self.outcome = telemetry::outcome(error.kind());
             self.caller.refuse(error);
-            self.handle(AcquireInput::Cancel);
+            self.drive.handle(AcquireInput::Cancel);
         } else {
             self.found.error = Some(error);
         }
@@ -315,7 +300,7 @@ impl AcquireDriver {
     /// Returns the next request of the machine. Delivers answers for the caller on the way.
     fn next(&mut self) -> Option<AcquireCommand> {
         loop {
-            match self.machine.poll_command()? {
+            match self.drive.machine.poll_command()? {
                 AcquireCommand::Answer(AcquireAnswer::Acquired { sent, deadline }) => {
                     self.found.acquired = Some((sent, deadline));
                 }
@@ -331,9 +316,9 @@ impl AcquireDriver {
 
     /// As [`during`](Self::during), and records the duration of the request.
     async fn timed<T>(&mut self, op: &'static str, request: impl Future<Output = T>) -> Raced<T> {
-        let began = self.clock.now();
+        let began = self.drive.now();
         let raced = self.during(request).await;
-        self.labels.op(op, self.clock.now().since(began));
+        self.drive.record(op, began);
         raced
     }
 
@@ -349,12 +334,10 @@ impl AcquireDriver {
             if let Some(command) = self.next() {
                 return Err(command);
             }
-            let due = self.machine.poll_timeout().unwrap_or(Time::MAX);
-            tokio::select! {
-                biased;
-                result = &mut request => return Ok(result),
-                news = self.caller.news() => self.handle(news),
-                () = self.clock.sleep_until(due) => self.machine.handle_timeout(self.clock.now()),
+            match self.drive.until(&mut request, self.caller.news()).await {
+                Some(Either::First(result)) => return Ok(result),
+                Some(Either::Second(news)) => self.drive.handle(news),
+                None => {}
             }
         }
     }
@@ -368,7 +351,7 @@ impl AcquireDriver {
     }
 
     fn explain(&mut self, answer: AcquireAnswer) -> Error {
-        let now = self.clock.now();
+        let now = self.drive.now();
         let waited = now.since(self.asked);
         let holder = self.found.busy.as_ref().and_then(|busy| busy.holder.as_ref());
         let holder = holder.map(Identity::to_string);
@@ -394,7 +377,7 @@ impl AcquireDriver {
                     None => unknown,
                 }
             }
-            (_, Some(error)) if self.machine.is_failing() => {
+            (_, Some(error)) if self.drive.machine.is_failing() => {
                 let message = format!("the store could not be reached for {waited:.1?}: is it up?");
                 Error::new(ErrorKind::Unavailable, message).because(error)
             }
@@ -464,19 +447,15 @@ impl Caller {
                 None => pending().await,
             }
         };
-        tokio::select! {
-            biased;
-            () = open.closed() => {
+        match race(open.closed(), told).await {
+            Either::First(()) => {
                 *reply = None;
                 AcquireInput::Cancel
             }
-            told = told => {
+            Either::Second(told) => {
                 *until = None;
-                match told {
-                    Ok(at) => AcquireInput::WaitUntil(Some(at)),
-                    // A wait without a timeout: the request continues without a deadline.
-                    Err(_) => AcquireInput::WaitUntil(None),
-                }
+                // Without a timeout, the channel is closed: the request continues without a deadline.
+                AcquireInput::WaitUntil(told.ok())
             }
         }
     }

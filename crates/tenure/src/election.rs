@@ -36,9 +36,9 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use tenure_core::election::{Election as Machine, ElectionConfig};
+use tenure_core::election::{Election as ElectionMachine, ElectionConfig};
 use tenure_core::retry::Retry;
-use tenure_core::{FencingToken, Key, Random};
+use tenure_core::{FencingToken, Key};
 use tokio::runtime::Handle as Runtime;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
@@ -51,6 +51,7 @@ pub use self::event::{AcquireFailed, Event, Events, StateChange, StopReason};
 pub use self::leader::Leader;
 pub use self::leadership::{Ended, Leadership};
 use self::task::{ElectionCall, ElectionTask, Status};
+use crate::drive::before;
 use crate::request::shut_down_error;
 use crate::{Clock, Error, ErrorKind, Result, identity};
 pub use tenure_core::election::ElectionState;
@@ -104,12 +105,11 @@ impl Election {
         callbacks: ElectionCallbacks,
     ) -> Result<Self> {
         let (key, clock, ttl) = (claims.key.clone(), claims.clock.clone(), claims.ttl);
-        let random = Random::new(u64::from_be_bytes(identity::random()?));
+        let seed = u64::from_be_bytes(identity::random()?);
         let (publish, status) = watch::channel(Status::default());
         let (orders, listen) = mpsc::channel(MAX_PENDING_ORDERS);
-        let machine = Machine::new(config, retry);
-        let task =
-            ElectionTask { claims, machine, random, orders: listen, signal, status: publish };
+        let machine = ElectionMachine::new(config, retry, seed);
+        let task = ElectionTask { claims, machine, orders: listen, signal, status: publish };
         let not_started = Mutex::new(Some(NotStarted { task, callbacks }));
         let events = Events::channel();
         Ok(Self { key, clock, ttl, config, status, orders, events, not_started })
@@ -151,11 +151,8 @@ impl Election {
         let bound = timeout.into().unwrap_or(self.config.shutdown_timeout);
         let end = self.clock.now() + bound;
         let timeout = Some(bound);
-        tokio::select! {
-            biased;
-            stopped = self.order(|reply| ElectionCall::Stop { timeout, reply }) => stopped?,
-            () = self.clock.sleep_until(end) => return Err(self.too_late(bound)),
-        }
+        let stopped = self.order(|reply| ElectionCall::Stop { timeout, reply });
+        before(&self.clock, end, stopped).await.unwrap_or_else(|| Err(self.too_late(bound)))?;
         if !callbacks::in_callback() {
             let (reply, flushed) = oneshot::channel();
             let flush = async {
@@ -164,11 +161,7 @@ impl Election {
                     let _ = flushed.await;
                 }
             };
-            tokio::select! {
-                biased;
-                () = flush => {}
-                () = self.clock.sleep_until(end) => {}
-            }
+            before(&self.clock, end, flush).await;
         }
         Ok(())
     }
@@ -191,12 +184,9 @@ impl Election {
             return Ok(());
         }
         let bound = timeout.into().unwrap_or(self.config.step_down_timeout);
-        let timeout = Some(bound);
-        tokio::select! {
-            biased;
-            stepped = self.order(|reply| ElectionCall::StepDown { timeout, reply }) => stepped,
-            () = self.clock.sleep_until(self.clock.now() + bound) => Err(self.too_late(bound)),
-        }
+        let (timeout, end) = (Some(bound), self.clock.now() + bound);
+        let stepped = self.order(|reply| ElectionCall::StepDown { timeout, reply });
+        before(&self.clock, end, stepped).await.unwrap_or_else(|| Err(self.too_late(bound)))
     }
 
     /// Waits until this participant leads. Returns true when it leads, false if `timeout` is over first. Without a
@@ -230,11 +220,7 @@ impl Election {
                 }
             }
         };
-        tokio::select! {
-            biased;
-            led = led => led,
-            () = self.clock.sleep_until(end) => Ok(false),
-        }
+        before(&self.clock, end, led).await.unwrap_or(Ok(false))
     }
 
     /// State of this participant. Before acting as the leader, check [`is_leader`](Self::is_leader).

@@ -16,11 +16,11 @@ use tokio::sync::{oneshot, watch};
 
 pub(crate) use keep::Keep;
 
+use crate::drive::{Either, before, race};
 use crate::request::shut_down_error;
 #[cfg(unix)]
 use crate::store::KeepOpen;
 use crate::store::{Handle, ReleaseInline, Store};
-use crate::telemetry::Labels;
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// Held lock. Dropping it releases the lock in the background.
@@ -33,11 +33,10 @@ use crate::{Clock, Error, ErrorKind, Result};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
 /// # let client = tenure::Client::connect("memory:guard-doc").await?;
 /// let guard = client.lock("reports").acquire().await?;
-/// tokio::select! {
-///     () = async { /* the work */ } => {}
-///     why = guard.lost() => eprintln!("stopping: {why}"),
+/// match guard.run(async { /* the work */ }).await {
+///     Ok(()) => guard.release().await?,
+///     Err(lost) => eprintln!("stopped: {lost}"),
 /// }
-/// guard.release().await?;
 /// # Ok(()) }
 /// ```
 #[must_use = "dropping a guard releases the lock"]
@@ -153,10 +152,9 @@ impl Guard {
     ///
     /// Dropping the future drops `work`; the lock stays held.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
-        tokio::select! {
-            biased;
-            lost = self.lost() => Err(lost.into()),
-            output = work => Ok(output),
+        match race(self.lost(), work).await {
+            Either::First(lost) => Err(lost.into()),
+            Either::Second(output) => Ok(output),
         }
     }
 
@@ -314,14 +312,14 @@ impl View {
             }
             // A timer of its own, not the keeper's: the keeper may be blocked in a store, or on a runtime that is not
             // being polled. Even then, the loss must be reported at the deadline.
-            tokio::select! {
-                biased;
-                changed = state.changed() => if changed.is_err() {
+            match before(&self.context.clock, deadline, state.changed()).await {
+                None => return self.lost_by(at_deadline),
+                Some(Err(_)) => {
                     // A keeper that ended without publishing a loss was dropped with its runtime.
                     let reason = state.borrow().lost;
                     return self.lost_by(reason.unwrap_or(Loss::Disconnected));
-                },
-                () = self.context.clock.sleep_until(deadline) => return self.lost_by(at_deadline),
+                }
+                Some(Ok(())) => {}
             }
         }
     }
@@ -357,10 +355,9 @@ impl View {
             }
             // Changes are polled first. A renewal and the timer can be ready at the same time, and then the timer
             // belongs to a deadline that the renewal has moved.
-            tokio::select! {
-                biased;
-                changed = state.changed() => if changed.is_err() { return },
-                () = about.clock.sleep_until(deadline - about.lease.stop_grace()) => return,
+            let end = deadline - about.lease.stop_grace();
+            if !matches!(before(&about.clock, end, state.changed()).await, Some(Ok(()))) {
+                return;
             }
         }
     }
@@ -437,8 +434,6 @@ pub(crate) struct HoldContext {
     pub(crate) pid: u32,
     /// True once the guard has released the hold inline. The keeper may not have been notified yet.
     pub(crate) released: AtomicBool,
-    /// Labels of the metrics of this hold.
-    pub(crate) labels: Labels,
 }
 
 impl HoldContext {

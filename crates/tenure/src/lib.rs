@@ -81,6 +81,7 @@ mod client;
 mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod drive;
 pub mod election;
 mod error;
 pub mod fence;

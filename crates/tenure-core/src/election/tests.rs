@@ -29,7 +29,7 @@ impl Trial {
     fn with_retry(config: ElectionConfig, retry: impl Retry + 'static) -> Self {
         // Not the origin, so that a time of zero is not mistaken for now.
         let now = Time::from_nanos(1_000_000_000_000);
-        Self { election: Election::new(config, Box::new(retry)), now }
+        Self { election: Election::new(config, Box::new(retry), 1), now }
     }
 
     /// Trial that has reached `state` by ordinary inputs, with all output taken.
@@ -63,7 +63,7 @@ impl Trial {
     }
 
     fn feed(&mut self, input: ElectionInput) -> String {
-        self.election.handle(input, 0.0, self.now);
+        self.election.handle(input, self.now);
         self.outputs()
     }
 
@@ -73,7 +73,7 @@ impl Trial {
         let mut output = Vec::new();
         while let Some(due) = self.election.poll_timeout().filter(|due| *due <= until) {
             self.now = self.now.max(due);
-            self.election.handle_timeout(0.0, self.now);
+            self.election.handle_timeout(self.now);
             output.push(self.outputs());
         }
         self.now = until;

@@ -1,8 +1,8 @@
 //! A client of the small world.
 
-use tenure_core::Time;
 use tenure_core::keeper::{Granted, Keeper, KeeperCommand, KeeperInput};
 use tenure_core::lease::Lease;
+use tenure_core::{Machine as _, Time};
 
 use super::{Body, StepEffects};
 

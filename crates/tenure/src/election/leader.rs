@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tenure_core::{FencingToken, Key, KeyError};
 
+use crate::drive::race;
 use crate::store::{HolderState, KeySpace, Store, Version};
 use crate::{Clock, Error, Result};
 
@@ -135,16 +136,13 @@ impl Leader {
 
     /// Waits until the store reports a change, or until the next poll is due.
     async fn wait(&self, seen: Version) {
-        tokio::select! {
-            biased;
-            () = self.pause() => {}
-            () = async {
-                if let Err(error) = self.store.changed(&self.key, KeySpace::Lock, seen).await {
-                    tracing::debug!(name: "tenure.watch_failed", key = %self.key, %error);
-                    std::future::pending::<()>().await;
-                }
-            } => {}
-        }
+        let changed = async {
+            if let Err(error) = self.store.changed(&self.key, KeySpace::Lock, seen).await {
+                tracing::debug!(name: "tenure.watch_failed", key = %self.key, %error);
+                std::future::pending::<()>().await;
+            }
+        };
+        race(self.pause(), changed).await;
     }
 
     async fn pause(&self) {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tenure_core::election::Term;
 use tokio::sync::watch;
 
+use crate::drive::{Either, race};
 use crate::guard::{Guard, Lost, View};
 use crate::{Error, ErrorKind, FencingToken, Key, Loss, Result};
 
@@ -93,10 +94,9 @@ impl Leadership {
             // The sender was dropped without a value: the election ended with its runtime.
             end.unwrap_or_else(|| Ended::Lost(self.view.lost_by(Loss::Disconnected)))
         };
-        tokio::select! {
-            biased;
-            ended = reported => ended,
-            lost = self.view.lost() => Ended::Lost(lost),
+        match race(reported, self.view.lost()).await {
+            Either::First(ended) => ended,
+            Either::Second(lost) => Ended::Lost(lost),
         }
     }
 
@@ -107,11 +107,7 @@ impl Leadership {
     ///
     /// Dropping the future has no effect.
     pub async fn ending(&self) {
-        tokio::select! {
-            biased;
-            _ = self.ended() => {}
-            () = self.view.ending() => {}
-        }
+        race(self.ended(), self.view.ending()).await;
     }
 
     /// Resolves when a follower waits to lead; never on stores that do not report waiters to holders. Followers that
@@ -144,16 +140,13 @@ impl Leadership {
     ///
     /// Dropping the future drops `work`; the leadership continues.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
-        tokio::select! {
-            biased;
-            ended = self.ended() => Err(match ended {
-                Ended::Lost(lost) => lost.into(),
-                Ended::Released => {
-                    let message = "leadership was given up before the work was done";
-                    Error::new(ErrorKind::NotHeld, message).on(self.key())
-                }
-            }),
-            output = work => Ok(output),
+        match race(self.ended(), work).await {
+            Either::First(Ended::Lost(lost)) => Err(lost.into()),
+            Either::First(Ended::Released) => {
+                let message = "leadership was given up before the work was done";
+                Err(Error::new(ErrorKind::NotHeld, message).on(self.key()))
+            }
+            Either::Second(output) => Ok(output),
         }
     }
 

@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_core::election::{
-    self as core, Cause, ClaimNumber, Election as Machine, ElectionCommand, ElectionGrant,
+    self as core, Cause, ClaimNumber, Election as ElectionMachine, ElectionCommand, ElectionGrant,
     ElectionInput, ElectionState,
 };
-use tenure_core::{Random, Time};
+use tenure_core::{Machine as _, Time};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::builder::ShutdownSignal;
@@ -25,8 +25,10 @@ use super::callbacks::EventDispatcher;
 use super::claims::{ClaimFuture, ClaimOutcome, Claims};
 use super::event::{because, cause_of, error_of, failure, loss_of};
 use super::{AcquireFailed, Ended, Event, Leadership, StateChange, StopReason};
+use crate::drive::{Drive, Either, race};
 use crate::guard::{Guard, Lost, View};
-use crate::{Error, ErrorKind, Loss, Result, telemetry};
+use crate::telemetry::{self, Labels};
+use crate::{Error, ErrorKind, Loss, Result};
 
 /// Requests of the handle to the task.
 pub(super) enum ElectionCall {
@@ -91,11 +93,19 @@ impl InProgress {
             Self::Nothing => pending().await,
             Self::Claiming { answer, .. } => ClaimEvent::Claimed(answer.await),
             Self::Releasing { answer, .. } => ClaimEvent::Released(answer.await),
-            Self::Holding(HeldClaim { view, renewals, .. }) => tokio::select! {
-                biased;
-                loss = view.changed() => ClaimEvent::Hold(loss),
-                Some(error) = renewals.recv() => ClaimEvent::RenewalFailed(error),
-            },
+            Self::Holding(HeldClaim { view, renewals, .. }) => {
+                let failed = async {
+                    match renewals.recv().await {
+                        Some(error) => error,
+                        // The keeper has ended: `view` reports it.
+                        None => pending().await,
+                    }
+                };
+                match race(view.changed(), failed).await {
+                    Either::First(loss) => ClaimEvent::Hold(loss),
+                    Either::Second(error) => ClaimEvent::RenewalFailed(error),
+                }
+            }
         }
     }
 }
@@ -108,8 +118,7 @@ struct Lead {
 
 pub(super) struct ElectionTask {
     pub(super) claims: Claims,
-    pub(super) machine: Machine,
-    pub(super) random: Random,
+    pub(super) machine: ElectionMachine,
     pub(super) orders: mpsc::Receiver<ElectionCall>,
     pub(super) signal: Option<ShutdownSignal>,
     pub(super) status: watch::Sender<Status>,
@@ -118,11 +127,11 @@ pub(super) struct ElectionTask {
 impl ElectionTask {
     /// Runs until the handle was dropped and the last run has ended.
     pub(super) async fn run(self, teller: EventDispatcher) {
-        let Self { claims, machine, random, mut orders, signal, status } = self;
+        let Self { claims, machine, orders, signal, status } = self;
+        let labels = Labels::new(&*claims.store, "election");
         let mut driver = ElectionDriver {
+            drive: Drive { machine, clock: claims.clock.clone(), labels },
             claims,
-            machine,
-            random,
             status,
             teller,
             doing: InProgress::Nothing,
@@ -132,52 +141,66 @@ impl ElectionTask {
             stopping: false,
             replies: Replies::default(),
         };
-        let mut signal = Signalled { signal, fired: false };
-        let mut open = true;
-        while open || driver.machine.state() != ElectionState::Stopped {
-            let due = driver.machine.poll_timeout().unwrap_or(Time::MAX);
-            tokio::select! {
-                biased;
-                () = signal.wait() => driver.stop(None),
-                order = orders.recv(), if open => {
-                    open = order.is_some();
-                    if let Some(order) = order {
-                        driver.order(order, signal.fired);
-                    } else {
-                        driver.stop(None);
-                    }
-                }
-                news = driver.doing.news() => driver.heard(news),
-                () = driver.claims.clock.sleep_until(due) => {
-                    let (random, now) = (driver.random.unit(), driver.claims.clock.now());
-                    driver.machine.handle_timeout(random, now);
-                }
+        let mut calls = ElectionCalls { orders: Some(orders), signal, signalled: false };
+        while calls.orders.is_some() || driver.drive.machine.state() != ElectionState::Stopped {
+            match driver.drive.until(calls.next(), driver.doing.news()).await {
+                Some(Either::First(Some(order))) => driver.order(order, calls.signalled),
+                Some(Either::First(None)) => driver.stop(None),
+                Some(Either::Second(news)) => driver.heard(news),
+                None => {}
             }
             driver.follow();
         }
     }
 }
 
-/// The user's shutdown signal, which fires at most once.
-struct Signalled {
+/// Sources of requests to the task: the handle, and the user's shutdown signal.
+struct ElectionCalls {
+    /// `None` once the handle was dropped.
+    orders: Option<mpsc::Receiver<ElectionCall>>,
     signal: Option<ShutdownSignal>,
-    fired: bool,
+    /// True once the signal has fired, which it does at most once.
+    signalled: bool,
 }
 
-impl Signalled {
-    async fn wait(&mut self) {
-        let Some(signal) = &mut self.signal else { return pending().await };
-        signal.await;
-        self.signal = None;
-        self.fired = true;
+impl ElectionCalls {
+    /// The next request; `None` to stop, because the signal has fired or the handle was dropped.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses no request.
+    async fn next(&mut self) -> Option<ElectionCall> {
+        let Self { orders, signal, signalled } = self;
+        let fired = async {
+            match signal {
+                Some(signal) => signal.await,
+                None => pending().await,
+            }
+        };
+        let ordered = async {
+            match orders {
+                Some(orders) => orders.recv().await,
+                None => pending().await,
+            }
+        };
+        match race(fired, ordered).await {
+            Either::First(()) => {
+                (*signal, *signalled) = (None, true);
+                None
+            }
+            Either::Second(None) => {
+                *orders = None;
+                None
+            }
+            Either::Second(order) => order,
+        }
     }
 }
 
 /// The state machine and everything that it drives.
 struct ElectionDriver {
     claims: Claims,
-    machine: Machine,
-    random: Random,
+    drive: Drive<ElectionMachine>,
     status: watch::Sender<Status>,
     teller: EventDispatcher,
     doing: InProgress,
@@ -200,14 +223,9 @@ struct Replies {
 }
 
 impl ElectionDriver {
-    fn handle(&mut self, input: ElectionInput) {
-        let (random, now) = (self.random.unit(), self.claims.clock.now());
-        self.machine.handle(input, random, now);
-    }
-
     fn stop(&mut self, timeout: Option<Duration>) {
-        self.stopping = self.machine.state() != ElectionState::Stopped;
-        self.handle(ElectionInput::StopRequested { timeout });
+        self.stopping = self.drive.machine.state() != ElectionState::Stopped;
+        self.drive.handle(ElectionInput::StopRequested { timeout });
     }
 
     fn order(&mut self, order: ElectionCall, signalled: bool) {
@@ -222,7 +240,7 @@ impl ElectionDriver {
                 self.replies.stop.push(reply);
             }
             ElectionCall::StepDown { timeout, reply } => {
-                self.handle(ElectionInput::ReleaseRequested { timeout });
+                self.drive.handle(ElectionInput::ReleaseRequested { timeout });
                 self.replies.step_down.push(reply);
             }
             ElectionCall::Flush(reply) => self.teller.flush(reply),
@@ -239,11 +257,11 @@ impl ElectionDriver {
         if self.stopping {
             return Err(refused("the election is shutting down: start it once it has stopped"));
         }
-        if self.machine.state() == ElectionState::Stopped {
-            self.handle(ElectionInput::Start);
+        if self.drive.machine.state() == ElectionState::Stopped {
+            self.drive.handle(ElectionInput::Start);
             self.status.send_modify(|status| {
                 status.run += 1;
-                status.state = self.machine.state();
+                status.state = self.drive.machine.state();
             });
         }
         Ok(())
@@ -290,7 +308,7 @@ impl ElectionDriver {
                 }
             }
         };
-        self.handle(input);
+        self.drive.handle(input);
     }
 
     fn hold_news(&mut self, ended: Option<Loss>) {
@@ -301,7 +319,7 @@ impl ElectionDriver {
             Some(lost) => {
                 let cause = cause_of(&lost);
                 self.loss = Some(lost);
-                self.handle(ElectionInput::HealthFailed { claim, cause });
+                self.drive.handle(ElectionInput::HealthFailed { claim, cause });
             }
         }
     }
@@ -313,13 +331,13 @@ impl ElectionDriver {
             return self.tell(Event::Error(error));
         }
         let failure = core::StoreFailure { kind: core::FailureKind::Unclear, ..failure(error) };
-        self.handle(ElectionInput::StoreError { claim: Some(*claim), failure });
+        self.drive.handle(ElectionInput::StoreError { claim: Some(*claim), failure });
     }
 
     fn released(&mut self, released: Result<()>) {
         let InProgress::Releasing { claim, .. } = self.doing else { return };
         self.doing = InProgress::Nothing;
-        self.handle(match released {
+        self.drive.handle(match released {
             Ok(()) => ElectionInput::ReleaseSucceeded { claim },
             Err(error) if error.is_refusal() => {
                 ElectionInput::ReleaseFailed { claim, cause: Cause::NotHeld }
@@ -342,14 +360,14 @@ impl ElectionDriver {
         loop {
             self.publish();
             let mut end = Ok(());
-            while let Some(event) = self.machine.poll_event() {
+            while let Some(event) = self.drive.machine.poll_event() {
                 self.pass_on(event, &mut end);
             }
             self.answer(&end);
-            if self.machine.state() == ElectionState::Leader {
+            if self.drive.machine.state() == ElectionState::Leader {
                 self.loss = None;
             }
-            match self.machine.poll_command() {
+            match self.drive.machine.poll_command() {
                 Some(command) => self.obey(command),
                 None => break,
             }
@@ -357,9 +375,9 @@ impl ElectionDriver {
     }
 
     fn publish(&mut self) {
-        let state = self.machine.state();
+        let state = self.drive.machine.state();
         let leads = state == ElectionState::Leader;
-        let token = self.machine.fencing_token();
+        let token = self.drive.machine.fencing_token();
         if let Some(Lead { leadership, end }) =
             self.lead.take_if(|lead| Some(lead.leadership.fencing_token()) != token)
         {
@@ -491,7 +509,7 @@ impl ElectionDriver {
 
     /// Replies to the callers that waited for this state.
     fn answer(&mut self, end: &Result<(), Arc<Error>>) {
-        let state = self.machine.state();
+        let state = self.drive.machine.state();
         if state == ElectionState::Stopped {
             for reply in self.replies.stop.drain(..) {
                 // A hold that was lost before its release leaves nothing to wait for: for a stop that is a success.
@@ -541,7 +559,7 @@ impl ElectionDriver {
     fn hold_probed(&mut self) {
         if let InProgress::Holding(HeldClaim { claim, view, .. }) = &self.doing {
             let (claim, deadline) = (*claim, view.deadline());
-            self.handle(ElectionInput::HealthOk { claim, deadline });
+            self.drive.handle(ElectionInput::HealthOk { claim, deadline });
         }
     }
 }

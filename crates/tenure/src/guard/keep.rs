@@ -5,13 +5,15 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tenure_core::Time;
 use tenure_core::keeper::{Granted, HoldEnd, Keeper, KeeperCommand, KeeperInput};
+use tenure_core::{Machine as _, Time};
 use tokio::sync::{oneshot, watch};
 
 use super::{Guard, HoldContext, KeeperRequest, KeeperState, View};
+use crate::drive::{Drive, Either};
 use crate::store::{Handoff, Hold, HoldEvent, Loss, Renewed, unsupported};
-use crate::{Error, ErrorKind, Result, telemetry};
+use crate::telemetry::{self, Labels};
+use crate::{Error, ErrorKind, Result};
 
 /// The task that keeps a hold: drives the core's keeper against the store.
 pub(crate) struct Keep {
@@ -20,7 +22,12 @@ pub(crate) struct Keep {
 }
 
 impl Keep {
-    pub(crate) fn new(about: HoldContext, granted: Granted, hold: Box<dyn Hold>) -> (Guard, Self) {
+    pub(crate) fn new(
+        about: HoldContext,
+        granted: Granted,
+        hold: Box<dyn Hold>,
+        labels: Labels,
+    ) -> (Guard, Self) {
         let look_every = match about.store.capabilities().handoff {
             Handoff::Polled { every } => Some(every),
             Handoff::None | Handoff::Pushed => None,
@@ -38,7 +45,7 @@ impl Keep {
         let (publish, state) = watch::channel(state);
         let (order, orders) = oneshot::channel();
         let about = Arc::new(about);
-        let HoldContext { key, store, token, labels, .. } = &*about;
+        let HoldContext { key, store, token, .. } = &*about;
         tracing::debug!(name: "tenure.acquired", %key, %store, %token);
         labels.held();
         let view = View {
@@ -55,7 +62,8 @@ impl Keep {
         };
         let orders = Some(orders);
         let since = about.clock.now();
-        let steering = KeeperDriver { about, keeper, state: publish, orders, order: None, since };
+        let drive = Drive { machine: keeper, clock: about.clock.clone(), labels };
+        let steering = KeeperDriver { about, drive, state: publish, orders, order: None, since };
         (guard, Self { hold, steering })
     }
 
@@ -79,7 +87,7 @@ impl Keep {
                     let input = looked.map_or(KeeperInput::HandoffCheckFailed, |waiter| {
                         KeeperInput::HandoffChecked { handoff_requested: waiter }
                     });
-                    steering.handle(input);
+                    steering.drive.handle(input);
                 }
                 Some(KeeperCommand::Release { limit }) => {
                     let released = steering.timed("release", hold.release(limit)).await;
@@ -135,7 +143,7 @@ impl Keep {
 /// The keeper, and the channels to its guard.
 struct KeeperDriver {
     about: Arc<HoldContext>,
-    keeper: Keeper,
+    drive: Drive<Keeper>,
     state: watch::Sender<KeeperState>,
     orders: Option<oneshot::Receiver<KeeperRequest>>,
     order: Option<KeeperRequest>,
@@ -146,16 +154,16 @@ struct KeeperDriver {
 impl Drop for KeeperDriver {
     fn drop(&mut self) {
         // In `drop`, so that the end is also counted if the runtime shuts down and the task is cancelled.
-        self.about.labels.ended(self.about.clock.now().since(self.since));
+        self.drive.labels.ended(self.drive.now().since(self.since));
     }
 }
 
 impl KeeperDriver {
     /// Same as [`during`](Self::during), and records the duration of the request.
     async fn timed<T>(&mut self, op: &'static str, request: impl Future<Output = T>) -> T {
-        let began = self.about.clock.now();
+        let began = self.drive.now();
         let result = self.during(request).await;
-        self.about.labels.op(op, self.about.clock.now().since(began));
+        self.drive.record(op, began);
         result
     }
 
@@ -163,11 +171,11 @@ impl KeeperDriver {
     fn next(&mut self) -> Option<KeeperCommand> {
         self.publish();
         loop {
-            match self.keeper.poll_command()? {
+            match self.drive.machine.poll_command()? {
                 KeeperCommand::Lost(reason) => {
-                    let HoldContext { key, store, token, labels, .. } = &*self.about;
+                    let HoldContext { key, store, token, .. } = &*self.about;
                     tracing::warn!(name: "tenure.lost", %key, %store, %token, %reason);
-                    labels.lost(telemetry::reason(reason));
+                    self.drive.labels.lost(telemetry::reason(reason));
                 }
                 KeeperCommand::HandoffRequested => self.hand_off(),
                 command => return Some(command),
@@ -178,7 +186,7 @@ impl KeeperDriver {
     /// Waits for an event while no request is in flight.
     async fn rest(&mut self, event: impl Future<Output = HoldEvent>) {
         if let Some(event) = self.until(event).await {
-            self.handle(match event {
+            self.drive.handle(match event {
                 HoldEvent::Lost(loss) => self.over(KeeperInput::HoldEnded(loss)),
                 HoldEvent::HandoffRequested => KeeperInput::HandoffRequested,
             });
@@ -200,16 +208,13 @@ impl KeeperDriver {
     /// The future's result; `None` if a timeout or a request of the guard came first, which the keeper has handled
     /// then.
     async fn until<T>(&mut self, future: impl Future<Output = T>) -> Option<T> {
-        let due = self.keeper.poll_timeout().unwrap_or(Time::MAX);
-        tokio::select! {
-            biased;
-            order = ordered(&mut self.orders) => self.obey(order),
-            result = future => return Some(result),
-            () = self.about.clock.sleep_until(due) => {
-                self.keeper.handle_timeout(self.about.clock.now());
+        match self.drive.until(ordered(&mut self.orders), future).await? {
+            Either::First(order) => {
+                self.obey(order);
+                None
             }
+            Either::Second(result) => Some(result),
         }
-        None
     }
 
     /// Reason for the end of the hold: no loss if the guard has released the hold inline meanwhile. The store may
@@ -220,12 +225,12 @@ impl KeeperDriver {
 
     fn obey(&mut self, order: Option<KeeperRequest>) {
         if let Some(KeeperRequest::ReleasedInline) = order {
-            return self.handle(KeeperInput::Released);
+            return self.drive.handle(KeeperInput::Released);
         }
         // A request that arrives after the loss is refused at once: the caller need not wait until the keeper has
         // cleaned up at the store. The deadline may have passed since the last poll, so it is checked first.
-        self.keeper.handle_timeout(self.about.clock.now());
-        let lost = self.keeper.lost().map(|reason| self.about.lost(reason).into());
+        self.drive.handle_timeout();
+        let lost = self.drive.machine.lost().map(|reason| self.about.lost(reason).into());
         self.order = match (order, lost) {
             (Some(order), Some(lost)) => {
                 order.refuse(lost);
@@ -233,30 +238,28 @@ impl KeeperDriver {
             }
             (order, _) => order,
         };
-        self.handle(match self.order {
+        self.drive.handle(match self.order {
             Some(KeeperRequest::Detach(_)) => KeeperInput::Detach,
             _ => KeeperInput::Release,
         });
     }
 
     fn publish(&self) {
-        let (deadline, lost) = (self.keeper.deadline(), self.keeper.lost());
+        let keeper = &self.drive.machine;
+        let (deadline, lost) = (keeper.deadline(), keeper.lost());
         self.state.send_if_modified(|state| {
             let changed = state.deadline != deadline || state.lost != lost;
             (state.deadline, state.lost) = (deadline, lost);
-            state.loss_at_deadline = self.keeper.loss_at_deadline();
+            state.loss_at_deadline = keeper.loss_at_deadline();
             changed
         });
     }
 
-    fn handle(&mut self, input: KeeperInput) {
-        self.keeper.handle(input, self.about.clock.now());
-    }
-
     fn renewed(&mut self, renewed: Result<Renewed>) {
-        let HoldContext { key, store, callbacks, labels, clock, .. } = &*self.about;
-        let left = Some(self.keeper.deadline()).filter(|deadline| *deadline < Time::MAX);
-        let left = left.map(|deadline| deadline.since(clock.now()));
+        let HoldContext { key, store, callbacks, .. } = &*self.about;
+        let labels = &self.drive.labels;
+        let left = Some(self.drive.machine.deadline()).filter(|deadline| *deadline < Time::MAX);
+        let left = left.map(|deadline| deadline.since(self.drive.now()));
         match &renewed {
             Ok(_) => labels.renewed("ok", left),
             Err(error) if error.is_refusal() => labels.renewed("refused", None),
@@ -265,9 +268,9 @@ impl KeeperDriver {
         match renewed {
             Ok(Renewed { handoff_requested }) => {
                 tracing::trace!(name: "tenure.renewed", %key, %store);
-                self.handle(KeeperInput::Renewed { handoff_requested });
+                self.drive.handle(KeeperInput::Renewed { handoff_requested });
             }
-            Err(error) if error.is_refusal() => self.handle(self.over(KeeperInput::Refused)),
+            Err(error) if error.is_refusal() => self.drive.handle(self.over(KeeperInput::Refused)),
             Err(error) => {
                 tracing::warn!(name: "tenure.renew_failed", %key, %store, %error);
                 let error = Arc::new(error);
@@ -275,19 +278,19 @@ impl KeeperDriver {
                     let (callback, error) = (Arc::clone(callback), Arc::clone(&error));
                     tokio::spawn(async move { callback(&error) });
                 }
-                self.handle(KeeperInput::RenewFailed);
+                self.drive.handle(KeeperInput::RenewFailed);
             }
         }
     }
 
     fn released(&mut self, released: Result<()>) {
         match released {
-            Ok(()) => self.handle(KeeperInput::Released),
-            Err(error) if error.is_refusal() => self.handle(KeeperInput::Refused),
+            Ok(()) => self.drive.handle(KeeperInput::Released),
+            Err(error) if error.is_refusal() => self.drive.handle(KeeperInput::Refused),
             Err(error) => {
                 let HoldContext { key, store, .. } = &*self.about;
                 tracing::warn!(name: "tenure.release_failed", %key, %store, %error);
-                self.handle(KeeperInput::ReleaseFailed);
+                self.drive.handle(KeeperInput::ReleaseFailed);
             }
         }
     }

@@ -15,10 +15,11 @@ use tokio_postgres::types::Type;
 use super::db::{JobDb, invalid};
 use super::heart::{self, Holds, Look, RowName, Rows, Ticket};
 use super::job::time;
-use super::queue::{run_detached, verdicts};
+use super::queue::run_detached;
 use super::{Options, schema};
 use crate::store::pg::clock::{Reading, micros};
 use crate::store::pg::connect::Parameter;
+use crate::store::pg::renewer::{RenewalStatement, outcomes};
 use crate::store::pg::table::Table;
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -111,7 +112,7 @@ impl Checkpoints {
         let holds = Holds::new(db.lease, db.clock.clone());
         let shared = Arc::new(CheckpointShared { db, holds: Arc::clone(&holds), sql });
         let rows: Weak<dyn Rows> = Arc::<CheckpointShared>::downgrade(&shared);
-        tokio::spawn(heart::keep(holds, rows));
+        holds.keep(rows);
         Ok(Self(shared))
     }
 
@@ -362,7 +363,9 @@ impl CheckpointShared {
 }
 
 #[async_trait]
-impl Rows for CheckpointShared {
+impl RenewalStatement for CheckpointShared {
+    type Name = RowName;
+
     async fn renew(&self, names: &[RowName], by: Time) -> Result<(Reading, Vec<RenewalOutcome>)> {
         let ids: Vec<&str> = names.iter().map(|name| name.id.as_str()).collect();
         let parts: Vec<&str> = names.iter().map(|name| name.part.as_str()).collect();
@@ -376,9 +379,12 @@ impl Rows for CheckpointShared {
             (&ttl, Type::INT8),
         ];
         let (rows, reading) = self.db.ask(&self.sql.heartbeat, &parameters, by).await?;
-        Ok((reading, verdicts(names.len(), &rows)))
+        Ok((reading, outcomes(names.len(), &rows)))
     }
+}
 
+#[async_trait]
+impl Rows for CheckpointShared {
     async fn drop_one(&self, name: RowName) {
         // If this fails, the chunk is free when its lease ends.
         if let Err(error) = self.end(&name, None).await {

@@ -1,7 +1,7 @@
 //! Renewal of the leases of all jobs of a queue: one task per queue.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -9,10 +9,13 @@ use tenure_core::Time;
 use tenure_core::jobs::{Heart, RenewalBatch, RenewalEvent, RenewalOutcome};
 use tenure_core::keeper::Loss;
 use tenure_core::lease::Lease;
-use tokio::sync::{Notify, watch};
+use tokio::runtime::Handle as Runtime;
+use tokio::sync::watch;
 
+use crate::drive::before;
 use crate::store::pg::clock::Reading;
-use crate::{Clock, Result};
+use crate::store::pg::renewer::{BatchRenewer, RenewalQueue, RenewalStatement, RowBatch};
+use crate::{Clock, Error};
 
 /// Identity of a held row.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,10 +29,7 @@ pub(super) struct RowName {
 
 /// Operations of a table on the rows that it holds.
 #[async_trait]
-pub(super) trait Rows: Send + Sync + 'static {
-    /// Renews many rows. Returns the database's clock and one outcome per row, in their order.
-    async fn renew(&self, names: &[RowName], by: Time) -> Result<(Reading, Vec<RenewalOutcome>)>;
-
+pub(super) trait Rows: RenewalStatement<Name = RowName> {
     /// Releases a row whose guard was dropped.
     async fn drop_one(&self, name: RowName);
 }
@@ -43,27 +43,19 @@ pub(super) struct Look {
 
 /// All holds of a queue.
 pub(super) struct Holds {
-    state: Mutex<HoldsState>,
-    wake: Notify,
-    clock: Clock,
-    ttl: Duration,
+    renewer: Arc<BatchRenewer<HeldRows>>,
+    /// Runtime of the task, on which rows of dropped guards are released.
+    runtime: Runtime,
 }
 
-struct HoldsState {
+struct HeldRows {
     heart: Heart,
     held: HashMap<u64, HeldRow>,
     next: u64,
-    /// Rows whose guard was dropped without an outcome: the task releases them.
-    dropped: Vec<Dropped>,
     /// Time until which the task sleeps.
     armed: Time,
+    ttl: Duration,
 }
-
-/// A row to release, and the table that releases it.
-type Dropped = (RowName, Arc<dyn Rows>);
-
-/// Renewals that are due, by ticket number and by row.
-type DueRenewals = (RenewalBatch, Vec<RowName>);
 
 #[derive(Debug)]
 struct HeldRow {
@@ -82,15 +74,23 @@ pub(super) struct Ticket {
 }
 
 impl Holds {
+    /// Creates an empty set of holds. Must be called within a runtime.
     pub(super) fn new(lease: Lease, clock: Clock) -> Arc<Self> {
-        let state = HoldsState {
+        let rows = HeldRows {
             heart: Heart::new(lease),
             held: HashMap::new(),
             next: 0,
-            dropped: Vec::new(),
             armed: Time::MAX,
+            ttl: lease.ttl(),
         };
-        Arc::new(Self { state: Mutex::new(state), wake: Notify::new(), clock, ttl: lease.ttl() })
+        let renewer = BatchRenewer::new(rows, clock);
+        Arc::new(Self { renewer, runtime: Runtime::current() })
+    }
+
+    /// Starts the task that renews the holds until `rows` is dropped. Every guard keeps its table alive, so no hold is
+    /// left behind.
+    pub(super) fn keep(&self, rows: Weak<dyn Rows>) {
+        self.runtime.spawn(Arc::clone(&self.renewer).run(move || rows.upgrade()));
     }
 
     /// Starts to renew a hold that was granted at `reading`; `None` if the answer arrived after the deadline of the
@@ -101,12 +101,12 @@ impl Holds {
         reading: Reading,
         rows: Arc<dyn Rows>,
     ) -> Option<Ticket> {
-        let mut state = self.lock();
+        let mut state = self.renewer.queue();
         state.next += 1;
         let number = state.next;
         // The clock is read now, not taken from the reading: this process may have been suspended since the answer
         // arrived.
-        let deadline = state.heart.admit(number, reading.sent, self.clock.now())?;
+        let deadline = state.heart.admit(number, reading.sent, self.renewer.clock().now())?;
         let (look, seen) = watch::channel(Look { deadline, lost: None });
         state.held.insert(number, HeldRow { name, look, reading });
         // The task is woken only if it sleeps past this deadline. Otherwise it wakes in time by itself, and a wake-up
@@ -114,60 +114,67 @@ impl Holds {
         let due = state.armed == Time::MAX || deadline < state.armed;
         drop(state);
         if due {
-            self.wake.notify_one();
+            self.renewer.wake();
         }
         Some(Ticket { holds: Arc::clone(self), rows, number, look: seen })
     }
 
     /// Ids of all held rows.
     pub(super) fn ids(&self) -> Vec<String> {
-        self.lock().held.values().map(|held| held.name.id.clone()).collect()
+        self.renewer.queue().held.values().map(|held| held.name.id.clone()).collect()
     }
 
     /// Wakes the task, so that it notices that its table is gone and ends.
     pub(super) fn leave(&self) {
-        self.wake.notify_one();
+        self.renewer.wake();
+    }
+}
+
+impl RenewalQueue for HeldRows {
+    type Name = RowName;
+    type Ticket = u64;
+
+    fn expire(&mut self, now: Time) {
+        self.heart.handle_timeout(now);
+        self.tell();
     }
 
-    fn lock(&self) -> MutexGuard<'_, HoldsState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Dropped rows to release, renewals that are due, and the time until which to sleep.
-    fn next(&self) -> (Vec<Dropped>, Option<DueRenewals>, Time) {
-        let mut state = self.lock();
-        let now = self.clock.now();
-        state.heart.handle_timeout(now);
-        let request = state.heart.poll_request(now).map(|request| {
-            let held = |ticket: &u64| state.held.get(ticket).map(|held| held.name.clone());
-            let names = request.tickets.iter().filter_map(held).collect();
-            (request, names)
+    fn take_due(&mut self, now: Time) -> Vec<RowBatch<u64, RowName>> {
+        let request = self.heart.poll_request(now).map(|RenewalBatch { tickets, limit }| {
+            let held = |ticket: &u64| self.held.get(ticket).map(|held| held.name.clone());
+            let rows = tickets.iter().filter_map(held).collect();
+            RowBatch { tickets, rows, by: now + limit }
         });
-        state.tell();
-        state.armed = state.heart.poll_timeout().unwrap_or(Time::MAX);
-        (std::mem::take(&mut state.dropped), request, state.armed)
+        request.into_iter().collect()
     }
 
-    fn answered(&self, request: &RenewalBatch, answer: Result<(Reading, Vec<RenewalOutcome>)>) {
-        let mut state = self.lock();
-        let now = self.clock.now();
-        match answer {
-            Ok((reading, verdicts)) => {
-                let mut judged = Vec::with_capacity(verdicts.len());
-                for (ticket, verdict) in request.tickets.iter().zip(verdicts) {
-                    let verdict = match state.held.get_mut(ticket) {
-                        Some(held) if verdict == RenewalOutcome::Renewed => {
-                            held.judge(reading, self.ttl)
-                        }
-                        _ => verdict,
-                    };
-                    judged.push((*ticket, verdict));
-                }
-                state.heart.answered(judged, now);
-            }
-            Err(_) => state.heart.failed(now),
+    fn next_wake(&mut self) -> Option<Time> {
+        self.armed = self.heart.poll_timeout().unwrap_or(Time::MAX);
+        Some(self.armed)
+    }
+
+    fn answered(
+        &mut self,
+        outcomes: impl Iterator<Item = (u64, RenewalOutcome)>,
+        reading: Reading,
+        now: Time,
+    ) {
+        let mut judged = Vec::with_capacity(outcomes.size_hint().0);
+        for (ticket, outcome) in outcomes {
+            let outcome = match self.held.get_mut(&ticket) {
+                Some(held) if outcome == RenewalOutcome::Renewed => held.judge(reading, self.ttl),
+                _ => outcome,
+            };
+            judged.push((ticket, outcome));
         }
-        state.tell();
+        self.heart.answered(judged, now);
+        self.tell();
+    }
+
+    fn failed(&mut self, tickets: Vec<u64>, error: Error, now: Time) {
+        tracing::warn!(name: "tenure.renew_failed", %error, holds = tickets.len());
+        self.heart.failed(now);
+        self.tell();
     }
 }
 
@@ -184,7 +191,7 @@ impl HeldRow {
     }
 }
 
-impl HoldsState {
+impl HeldRows {
     /// Publishes new deadlines and losses to the guards.
     fn tell(&mut self) {
         while let Some(news) = self.heart.poll_news() {
@@ -208,7 +215,7 @@ impl HoldsState {
 impl Ticket {
     /// Stops renewals of a row whose outcome is recorded; dropping the ticket then releases nothing.
     pub(super) fn dealt_with(&self) {
-        let mut state = self.holds.lock();
+        let mut state = self.holds.renewer.queue();
         state.heart.dismiss(self.number);
         state.held.remove(&self.number);
     }
@@ -216,43 +223,16 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let mut state = self.holds.lock();
-        state.heart.dismiss(self.number);
-        if let Some(held) = state.held.remove(&self.number) {
-            state.dropped.push((held.name, Arc::clone(&self.rows)));
-            drop(state);
-            self.holds.wake.notify_one();
-        }
-    }
-}
-
-/// Renews the holds until `rows` is dropped. Every guard keeps its table alive, so no hold is left behind.
-pub(super) async fn keep(holds: Arc<Holds>, rows: Weak<dyn Rows>) {
-    let clock = holds.clock.clone();
-    loop {
-        let (dropped, request, until) = holds.next();
-        for (name, rows) in dropped {
-            // In a task of its own: the release may block on a transaction that has locked the row.
-            tokio::spawn(async move { rows.drop_one(name).await });
-        }
-        let Some(rows) = rows.upgrade() else { return };
-        if let Some((request, names)) = request {
-            let by = clock.now() + request.limit;
-            let (holds, rows) = (Arc::clone(&holds), Arc::clone(&rows));
-            // In a task of its own: this loop must watch the deadlines while the request is in flight.
-            tokio::spawn(async move {
-                let answer = rows.renew(&names, by).await;
-                if let Err(error) = &answer {
-                    tracing::warn!(name: "tenure.renew_failed", %error, holds = names.len());
-                }
-                holds.answered(&request, answer);
-                holds.wake.notify_one();
-            });
-        }
-        drop(rows);
-        tokio::select! {
-            () = holds.wake.notified() => {}
-            () = clock.sleep_until(until) => {}
+        let held = {
+            let mut state = self.holds.renewer.queue();
+            state.heart.dismiss(self.number);
+            state.held.remove(&self.number)
+        };
+        if let Some(held) = held {
+            let rows = Arc::clone(&self.rows);
+            // In a task of its own: the release may block on a transaction that has locked the row. By the handle of
+            // the runtime: a guard may be dropped outside of it.
+            self.holds.runtime.spawn(async move { rows.drop_one(held.name).await });
         }
     }
 }
@@ -274,34 +254,37 @@ pub(super) async fn lost(clock: &Clock, look: &watch::Receiver<Look>) -> Loss {
 
 /// Waits for `end` or a change. True if `end` came first, or the hold is no longer renewed.
 pub(super) async fn until(clock: &Clock, look: &mut watch::Receiver<Look>, end: Time) -> bool {
-    tokio::select! {
-        biased;
-        // The sender is gone: the hold has ended, or its outcome is recorded.
-        changed = look.changed() => changed.is_err(),
-        () = clock.sleep_until(end) => true,
-    }
+    // An error means that the sender is gone: the hold has ended, or its outcome is recorded.
+    !matches!(before(clock, end, look.changed()).await, Some(Ok(())))
 }
 
 #[cfg(test)]
 mod tests {
     use tenure_core::lease::LeaseTerms;
+    use tokio::sync::{mpsc, oneshot};
 
     use super::*;
+    use crate::Result;
 
     /// A table that gets no renewal.
     struct Silent;
 
     #[async_trait]
-    impl Rows for Silent {
+    impl RenewalStatement for Silent {
+        type Name = RowName;
+
         async fn renew(&self, _: &[RowName], _: Time) -> Result<(Reading, Vec<RenewalOutcome>)> {
             unreachable!("nothing is due")
         }
+    }
 
+    #[async_trait]
+    impl Rows for Silent {
         async fn drop_one(&self, _: RowName) {}
     }
 
-    #[test]
-    fn a_grant_that_was_read_after_its_deadline_is_no_hold() {
+    #[tokio::test]
+    async fn a_grant_that_was_read_after_its_deadline_is_no_hold() {
         let (clock, hand) = Clock::manual();
         let lease = Lease::new(LeaseTerms::new(Duration::from_secs(12))).unwrap();
         let holds = Holds::new(lease, clock.clone());
@@ -313,5 +296,62 @@ mod tests {
         hand.advance(Duration::from_secs(1));
         assert!(admit().is_none(), "ten of twelve seconds, the margin is two");
         assert_eq!(holds.ids(), Vec::<String>::new());
+    }
+
+    type RenewalAnswer = Result<(Reading, Vec<RenewalOutcome>)>;
+
+    /// A table whose renewals the test answers.
+    struct Answered(mpsc::UnboundedSender<oneshot::Sender<RenewalAnswer>>);
+
+    #[async_trait]
+    impl RenewalStatement for Answered {
+        type Name = RowName;
+
+        async fn renew(&self, _: &[RowName], _: Time) -> RenewalAnswer {
+            let (answer, answered) = oneshot::channel();
+            self.0.send(answer).expect("the test waits");
+            answered.await.expect("the test answers")
+        }
+    }
+
+    #[async_trait]
+    impl Rows for Answered {
+        async fn drop_one(&self, _: RowName) {}
+    }
+
+    /// Lets all other tasks of the test run until they wait.
+    async fn settle() {
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_hold_is_lost_at_its_deadline_even_if_its_renewal_is_answered_later() {
+        let (clock, hand) = Clock::manual();
+        let lease = Lease::new(LeaseTerms::new(Duration::from_secs(12))).unwrap();
+        let holds = Holds::new(lease, clock.clone());
+        let (asked, mut requests) = mpsc::unbounded_channel();
+        let rows: Arc<dyn Rows> = Arc::new(Answered(asked));
+        holds.keep(Arc::downgrade(&rows));
+        let name = RowName { id: "1".to_owned(), part: String::new(), number: 1 };
+        let reading = || Reading { sent: clock.now(), replied: clock.now(), db: 0 };
+        let ticket = holds.admit(name, reading(), Arc::clone(&rows)).unwrap();
+        let deadline = ticket.look.borrow().deadline;
+        settle().await;
+        hand.advance(Duration::from_secs(4));
+        settle().await;
+        let answer = requests.try_recv().expect("a renewal is due");
+        hand.advance(Duration::from_secs(6));
+        settle().await;
+        assert_eq!(
+            ticket.look.borrow().lost,
+            Some(Loss::Expired),
+            "while the renewal is in flight"
+        );
+        assert!(answer.send(Ok((reading(), vec![RenewalOutcome::Renewed]))).is_ok());
+        settle().await;
+        assert_eq!(ticket.look.borrow().deadline, deadline);
+        assert_eq!(Arc::strong_count(&rows), 2, "the answer was handled");
     }
 }

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure_core::jobs::{JobOrder, RenewalOutcome};
-use tenure_core::keeper::Loss;
 use tenure_core::{FencingToken, Time};
 use tokio::sync::{RwLock, oneshot};
 use tokio_postgres::Row;
@@ -16,13 +15,14 @@ use tokio_postgres::types::Type;
 
 use super::batcher::Batcher;
 use super::db::{JobDb, invalid};
-use super::heart::{self, Holds, RowName, Rows};
+use super::heart::{Holds, RowName, Rows};
 use super::job::{Enqueued, Job, JobData, NewJob};
 use super::notifications::JobNotifications;
 use super::sql::JobStatements;
 use super::{JobGuard, Options, schema};
 use crate::store::pg::clock::{Reading, micros};
 use crate::store::pg::connect::Parameter;
+use crate::store::pg::renewer::{RenewalStatement, outcomes};
 use crate::{Error, ErrorKind, Result, telemetry};
 
 /// Maximum number of jobs per claim, and per statement that enqueues.
@@ -142,7 +142,7 @@ impl Queue {
         // Exported as 0 from the start: a counter that first appears with a value of 1 shows no increase on dashboards.
         telemetry::job_reclaimed(&shared.db.table.shown(), 0);
         let rows: Weak<dyn Rows> = Arc::<QueueShared>::downgrade(&shared);
-        tokio::spawn(heart::keep(holds, rows));
+        holds.keep(rows);
         Ok(Self(shared))
     }
 
@@ -582,7 +582,9 @@ fn place(row: &Row) -> JobOrder<String> {
 }
 
 #[async_trait]
-impl Rows for QueueShared {
+impl RenewalStatement for QueueShared {
+    type Name = RowName;
+
     async fn renew(&self, names: &[RowName], by: Time) -> Result<(Reading, Vec<RenewalOutcome>)> {
         let ids: Vec<&str> = names.iter().map(|name| name.id.as_str()).collect();
         let numbers: Vec<i64> = names.iter().map(|name| name.number).collect();
@@ -594,9 +596,12 @@ impl Rows for QueueShared {
             (&ttl, Type::INT8),
         ];
         let (rows, reading) = self.db.ask(&self.sql.heartbeat, &parameters, by).await?;
-        Ok((reading, verdicts(names.len(), &rows)))
+        Ok((reading, outcomes(names.len(), &rows)))
     }
+}
 
+#[async_trait]
+impl Rows for QueueShared {
     async fn drop_one(&self, name: RowName) {
         let (none, why) = (0_i64, "the worker dropped it");
         let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 5] = [
@@ -611,23 +616,6 @@ impl Rows for QueueShared {
             tracing::warn!(name: "tenure.release_failed", id = name.id, %error);
         }
     }
-}
-
-/// Outcome of each renewal of a heartbeat, in the order of the request.
-pub(super) fn verdicts(count: usize, rows: &[Row]) -> Vec<RenewalOutcome> {
-    let mut verdicts = vec![RenewalOutcome::Refused(Loss::Taken); count];
-    for row in rows {
-        let nth = usize::try_from(row.get::<_, i64>(1)).unwrap_or_default();
-        let Some(verdict) = nth.checked_sub(1).and_then(|nth| verdicts.get_mut(nth)) else {
-            continue;
-        };
-        if row.get(2) {
-            *verdict = RenewalOutcome::Renewed;
-        } else if row.get(3) {
-            *verdict = RenewalOutcome::PassedOver;
-        }
-    }
-    verdicts
 }
 
 impl Drop for QueueShared {

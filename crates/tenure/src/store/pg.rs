@@ -12,6 +12,7 @@ pub(crate) mod listen;
 pub(crate) mod migrate;
 pub(crate) mod pool;
 pub(crate) mod queues;
+pub(crate) mod renewer;
 pub(crate) mod settings;
 pub(crate) mod shape;
 #[cfg(unix)]

@@ -41,7 +41,7 @@ fn d01_leadership_ends_before_the_release_begins() {
         } else {
             ElectionInput::ReleaseRequested { timeout: None }
         };
-        trial.election.handle(input, 0.0, trial.now);
+        trial.election.handle(input, trial.now);
         assert!(!trial.leads(), "before any command was polled");
         assert_eq!(trial.election.fencing_token(), None);
     }
@@ -225,7 +225,8 @@ fn d07_after_step_down_the_others_have_their_turn() {
 #[test]
 fn d08_pauses_come_from_the_strategy_after_every_error() {
     use crate::retry::ExponentialBackoff;
-    let mut trial = Trial::with_retry(plain(), ExponentialBackoff::default());
+    let retry = ExponentialBackoff { jitter: 0.0, ..ExponentialBackoff::default() };
+    let mut trial = Trial::with_retry(plain(), retry);
     trial.bring_to(ElectionState::Acquiring);
     for pause in [1, 2, 4, 8, 16, 30, 30] {
         trial.feed(ElectionInput::StoreError { claim: None, failure: broken("refused") });
@@ -243,20 +244,22 @@ fn d08_pauses_come_from_the_strategy_after_every_error() {
 }
 
 #[test]
-fn d08_jitter_is_drawn_from_the_number_passed_in() {
+fn d08_jitter_is_decided_by_the_seed() {
     use crate::retry::ExponentialBackoff;
     let mut trial = Trial::with_retry(plain(), ExponentialBackoff::default());
     trial.bring_to(ElectionState::Acquiring);
     let claim = trial.claim();
-    trial.election.handle(ElectionInput::AcquireFailed { claim }, 1.0, trial.now);
-    let pause = Duration::from_millis(900);
+    trial.election.random = Random::new(7);
+    trial.election.handle(ElectionInput::AcquireFailed { claim }, trial.now);
+    let pause = secs(1).mul_f64(1.0 - 0.1 * Random::new(7).unit());
     assert_eq!(trial.election.poll_timeout(), Some(trial.now + pause));
 }
 
 #[test]
 fn d08_attempts_saturate() {
     use crate::retry::ExponentialBackoff;
-    let mut trial = Trial::with_retry(plain(), ExponentialBackoff::default());
+    let retry = ExponentialBackoff { jitter: 0.0, ..ExponentialBackoff::default() };
+    let mut trial = Trial::with_retry(plain(), retry);
     trial.bring_to(ElectionState::Acquiring);
     trial.election.attempt = u32::MAX - 1;
     for _ in 0..3 {
@@ -268,21 +271,20 @@ fn d08_attempts_saturate() {
 
 #[test]
 fn d08_ten_thousand_retries_stay_within_bounds_and_apart() {
-    use crate::random::Random;
     use crate::retry::{DecorrelatedJitter, ExponentialBackoff};
     const RETRIES: usize = 10_000;
     /// Times of a follower's claims, in a history in which another participant always leads.
     fn claims(retry: impl Retry + 'static, seed: u64) -> Vec<Time> {
-        let mut random = Random::new(seed);
         let mut trial = Trial::with_retry(plain(), retry);
+        trial.election.random = Random::new(seed);
         trial.bring_to(ElectionState::Acquiring);
         let mut claims = vec![trial.now];
         while claims.len() <= RETRIES {
             let claim = trial.claim();
-            trial.election.handle(ElectionInput::AcquireFailed { claim }, random.unit(), trial.now);
+            trial.election.handle(ElectionInput::AcquireFailed { claim }, trial.now);
             assert_eq!(trial.election.attempt as usize, claims.len(), "each attempt counts once");
             trial.now = trial.election.poll_timeout().expect("a follower always tries again");
-            trial.election.handle_timeout(random.unit(), trial.now);
+            trial.election.handle_timeout(trial.now);
             assert_eq!(trial.election.state(), ElectionState::Acquiring);
             trial.outputs();
             claims.push(trial.now);

@@ -121,7 +121,7 @@ fn unclear_errors_up_to_the_deadline_ask_a_bounded_number_of_times() {
     let mut asked = 0;
     while let Some(due) = trial.election.poll_timeout() {
         trial.now = trial.now.max(due);
-        trial.election.handle_timeout(0.0, trial.now);
+        trial.election.handle_timeout(trial.now);
         let output = trial.outputs();
         if output != "[probe 1]" {
             assert!(output.ends_with("lost (Deadline)"), "{output}");
@@ -265,7 +265,7 @@ fn a_start_during_the_last_release_is_not_kept_for_later() {
 fn after_a_suspension_the_deadline_speaks_first() {
     let mut trial = Trial::at(ElectionState::Leader, plain());
     trial.now = trial.now + secs(3_600);
-    trial.election.handle_timeout(0.0, trial.now);
+    trial.election.handle_timeout(trial.now);
     let output = trial.outputs();
     assert_eq!(output, "[abort 1]; leader > follower; error (Deadline); lost (Deadline)");
 }

@@ -232,7 +232,7 @@ fn the_machine_does_what_the_table_says() {
             let mut trial = setup.trial();
             let row = table::row(setup.state, shape.input.kind());
             let (state, commands, events) = promised(row, setup, &shape);
-            trial.election.handle(shape.input.clone(), 0.5, trial.now);
+            trial.election.handle(shape.input.clone(), trial.now);
             let context = format!("{setup:?} {shape:?}");
             assert_eq!(trial.election.state(), state, "{context}");
             let did: Vec<_> = std::iter::from_fn(|| trial.election.poll_command()).collect();

@@ -83,7 +83,7 @@ impl ElectionWorld {
             _ => Box::new(ExponentialBackoff::default()),
         };
         Self {
-            election: Election::new(config, retry),
+            election: Election::new(config, retry, seed),
             config,
             random,
             now: Time::from_nanos(1_000_000_000),
@@ -145,8 +145,7 @@ impl ElectionWorld {
                 self.deliver(input);
             }
             _ => {
-                let random = self.random.unit();
-                self.election.handle_timeout(random, self.now);
+                self.election.handle_timeout(self.now);
                 let next = self.election.poll_timeout();
                 assert!(next.is_none_or(|at| at > self.now), "a timer that fired is not due again");
                 self.settle();
@@ -171,8 +170,7 @@ impl ElectionWorld {
 
     fn feed(&mut self, input: ElectionInput) {
         self.seen.insert((self.election.state(), input.kind()));
-        let random = self.random.unit();
-        self.election.handle(input, random, self.now);
+        self.election.handle(input, self.now);
         self.settle();
     }
 

@@ -1,19 +1,24 @@
-//! Batched renewals: many holds in one statement.
+//! Renewals of lease rows: each hold asks for its own, and those that are due together share a statement.
 //!
 //! A process with a few holds renews each at once. In a process with many holds, a renewal waits for others, for at
 //! most two thirds of its time limit. So a few statements renew all holds, and each renewal still gets its answer in
 //! time.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use tenure_core::Time;
-use tokio::sync::{Notify, oneshot};
+use tenure_core::jobs::RenewalOutcome;
+use tokio::sync::oneshot;
 use tokio_postgres::types::Type;
 
 use super::hold::HoldName;
 use super::shared::LeaseShared;
+use crate::drive::before;
 use crate::store::pg::clock::{Reading, micros};
+use crate::store::pg::renewer::{BatchRenewer, RenewalQueue, RenewalStatement, RowBatch, outcomes};
 use crate::{Error, ErrorKind, Result};
 
 /// Number of holds up to which renewals are sent at once.
@@ -23,31 +28,39 @@ const MOMENT: Duration = Duration::from_millis(2);
 /// Maximum number of holds per statement.
 const MOST: usize = 5_000;
 
-/// Renewals that wait to be sent.
-#[derive(Debug, Default)]
-pub(super) struct Renewals {
-    queue: Mutex<RenewalQueue>,
-    more: Notify,
-}
+pub(super) type LeaseRenewer = BatchRenewer<LeaseQueue>;
 
-#[derive(Debug, Default)]
-struct RenewalQueue {
+/// Renewals that wait to be sent.
+#[derive(Debug)]
+pub(super) struct LeaseQueue {
     asked: Vec<Asked>,
+    /// True while the task runs.
     collecting: bool,
+    /// Number of holds of this process.
+    holds: Arc<AtomicUsize>,
 }
 
 #[derive(Debug)]
 struct Asked {
-    hold: HoldName,
-    ttl: Duration,
+    row: LeaseRow,
     send_by: Time,
     answer_by: Time,
-    reply: oneshot::Sender<Result<Reading>>,
+    reply: RenewalReply,
 }
 
-impl Renewals {
-    fn queue(&self) -> MutexGuard<'_, RenewalQueue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+/// Caller of a renewal.
+type RenewalReply = oneshot::Sender<Result<Reading>>;
+
+/// A hold, and the lease to set.
+#[derive(Debug)]
+pub(super) struct LeaseRow {
+    hold: HoldName,
+    ttl: Duration,
+}
+
+impl LeaseQueue {
+    pub(super) fn new(holds: Arc<AtomicUsize>) -> Self {
+        Self { asked: Vec::new(), collecting: false, holds }
     }
 }
 
@@ -59,124 +72,189 @@ pub(super) async fn renew(
     limit: Duration,
 ) -> Result<Reading> {
     let now = shared.clock.now();
-    let patience = if shared.holds() <= FEW { MOMENT.min(limit / 4) } else { limit * 2 / 3 };
     let (reply, answer) = oneshot::channel();
-    let (send_by, answer_by) = (now + patience, now + limit);
-    let asked = Asked { hold: hold.clone(), ttl, send_by, answer_by, reply };
+    let answer_by = now + limit;
+    let patience = if shared.holds() <= FEW { MOMENT.min(limit / 4) } else { limit * 2 / 3 };
     let begin = {
-        let mut queue = shared.renewals.queue();
-        queue.asked.push(asked);
+        let mut queue = shared.renewer.queue();
+        let row = LeaseRow { hold: hold.clone(), ttl };
+        queue.asked.push(Asked { row, send_by: now + patience, answer_by, reply });
         !std::mem::replace(&mut queue.collecting, true)
     };
     if begin {
-        tokio::spawn(collect(Arc::clone(shared)));
+        let (renewer, shared) = (Arc::clone(&shared.renewer), Arc::clone(shared));
+        tokio::spawn(renewer.run(move || Some(Arc::clone(&shared))));
     } else {
-        shared.renewals.more.notify_one();
+        shared.renewer.wake();
     }
-    tokio::select! {
-        biased;
-        answer = answer => answer.unwrap_or_else(|_| {
+    match before(&shared.clock, answer_by, answer).await {
+        Some(answer) => answer.unwrap_or_else(|_| {
             Err(Error::new(ErrorKind::Unknown, "the renewal was cut off with its runtime"))
         }),
-        () = shared.clock.sleep_until(answer_by) => {
-            Err(Error::new(ErrorKind::Unknown, format!("no answer within {limit:?}")))
-        }
+        None => Err(Error::new(ErrorKind::Unknown, format!("no answer within {limit:?}"))),
     }
 }
 
-/// Collects renewals until the first one must be sent, sends them in batches, and ends when none is left.
-async fn collect(shared: Arc<LeaseShared>) {
-    let renewals = &shared.renewals;
-    loop {
-        let due = {
-            let mut queue = renewals.queue();
-            // A renewal whose caller is gone is not sent.
-            queue.asked.retain(|asked| !asked.reply.is_closed());
-            let Some(due) = queue.asked.iter().map(|asked| asked.send_by).min() else {
-                queue.collecting = false;
-                return;
+impl RenewalQueue for LeaseQueue {
+    type Name = LeaseRow;
+    type Ticket = RenewalReply;
+
+    fn expire(&mut self, _: Time) {
+        // The caller has its own timer. When it is due, the caller drops its end of the channel.
+        self.asked.retain(|asked| !asked.reply.is_closed());
+    }
+
+    fn take_due(&mut self, now: Time) -> Vec<RowBatch<RenewalReply, LeaseRow>> {
+        let mut batches = Vec::new();
+        while let Some(due) = self.asked.iter().map(|asked| asked.send_by).min() {
+            let all_wait = self.asked.len() >= self.holds.load(Ordering::Relaxed).min(MOST);
+            if !all_wait && now < due {
+                break;
+            }
+            let count = self.asked.len().min(MOST);
+            let (many, one): (Vec<_>, Vec<_>) =
+                self.asked.drain(..count).partition(|asked| asked.row.hold.shared_row);
+            batches.extend([one, many].into_iter().filter(|part| !part.is_empty()).map(batch));
+        }
+        batches
+    }
+
+    fn next_wake(&mut self) -> Option<Time> {
+        let due = self.asked.iter().map(|asked| asked.send_by).min();
+        self.collecting = due.is_some();
+        due
+    }
+
+    fn answered(
+        &mut self,
+        outcomes: impl Iterator<Item = (RenewalReply, RenewalOutcome)>,
+        reading: Reading,
+        _: Time,
+    ) {
+        for (reply, outcome) in outcomes {
+            let answer = match outcome {
+                RenewalOutcome::Renewed => Ok(reading),
+                RenewalOutcome::PassedOver => {
+                    let message = "another transaction has locked the row";
+                    Err(Error::new(ErrorKind::Unavailable, message))
+                }
+                RenewalOutcome::Refused(_) => {
+                    Err(Error::new(ErrorKind::NotHeld, "the hold has ended, or another has it"))
+                }
             };
-            let everybody = queue.asked.len() >= shared.holds().min(MOST);
-            (!everybody && shared.clock.now() < due).then_some(due)
-        };
-        if let Some(due) = due {
-            tokio::select! {
-                () = renewals.more.notified() => {}
-                () = shared.clock.sleep_until(due) => {}
-            }
-            continue;
+            // Fails if the caller no longer waits.
+            let _ = reply.send(answer);
         }
-        let batch = {
-            let mut queue = renewals.queue();
-            let some = queue.asked.len().min(MOST);
-            queue.asked.drain(..some).collect::<Vec<_>>()
-        };
-        let (many, one): (Vec<_>, Vec<_>) =
-            batch.into_iter().partition(|asked| asked.hold.shared_row);
-        for part in [one, many].into_iter().filter(|part| !part.is_empty()) {
-            // In a task of its own: a statement that blocks must not delay the next batch.
-            tokio::spawn(send(Arc::clone(&shared), part));
+    }
+
+    fn failed(&mut self, replies: Vec<RenewalReply>, error: Error, _: Time) {
+        let (kind, cause) = (error.kind(), Arc::new(error));
+        for reply in replies {
+            let error = Error::new(kind, "the renewal failed").because(Arc::clone(&cause));
+            let _ = reply.send(Err(error));
         }
     }
 }
 
-async fn send(shared: Arc<LeaseShared>, batch: Vec<Asked>) {
-    let answer_by = batch.iter().map(|asked| asked.answer_by).max().unwrap_or(Time::ZERO);
-    match ask(&shared, &batch, answer_by).await {
-        Ok((reading, outcomes)) => {
-            for (asked, outcome) in batch.into_iter().zip(outcomes) {
-                let answer = outcome.map(|()| reading);
-                let _ = asked.reply.send(answer);
-            }
-        }
-        Err(error) => {
-            let (kind, cause) = (error.kind(), Arc::new(error));
-            for asked in batch {
-                let error = Error::new(kind, "the renewal failed").because(Arc::clone(&cause));
-                let _ = asked.reply.send(Err(error));
-            }
-        }
+fn batch(asked: Vec<Asked>) -> RowBatch<RenewalReply, LeaseRow> {
+    let by = asked.iter().map(|asked| asked.answer_by).max().unwrap_or(Time::ZERO);
+    let (tickets, rows) = asked.into_iter().map(|asked| (asked.reply, asked.row)).unzip();
+    RowBatch { tickets, rows, by }
+}
+
+#[async_trait]
+impl RenewalStatement for LeaseShared {
+    type Name = LeaseRow;
+
+    async fn renew(&self, rows: &[LeaseRow], by: Time) -> Result<(Reading, Vec<RenewalOutcome>)> {
+        let spaces: Vec<i16> = rows.iter().map(|row| row.hold.space).collect();
+        let keys: Vec<&str> = rows.iter().map(|row| row.hold.key.as_str()).collect();
+        let numbers: Vec<i64> = rows.iter().map(|row| row.hold.number).collect();
+        let secrets: Vec<&[u8]> = rows.iter().map(|row| &row.hold.secret[..]).collect();
+        let ttls: Vec<i64> = rows.iter().map(|row| micros(row.ttl)).collect();
+        let many = rows.iter().any(|row| row.hold.shared_row);
+        let sql = if many { &self.sql.renew_shared } else { &self.sql.renew };
+        let (answer, reading) = self
+            .ask(
+                sql,
+                &[
+                    (&spaces, Type::INT2_ARRAY),
+                    (&keys, Type::TEXT_ARRAY),
+                    (&numbers, Type::INT8_ARRAY),
+                    (&secrets, Type::BYTEA_ARRAY),
+                    (&ttls, Type::INT8_ARRAY),
+                ],
+                by,
+            )
+            .await?;
+        Ok((reading, outcomes(rows.len(), &answer)))
     }
 }
 
-async fn ask(
-    shared: &LeaseShared,
-    batch: &[Asked],
-    by: Time,
-) -> Result<(Reading, Vec<Result<()>>)> {
-    let spaces: Vec<i16> = batch.iter().map(|asked| asked.hold.space).collect();
-    let keys: Vec<&str> = batch.iter().map(|asked| asked.hold.key.as_str()).collect();
-    let numbers: Vec<i64> = batch.iter().map(|asked| asked.hold.number).collect();
-    let secrets: Vec<&[u8]> = batch.iter().map(|asked| &asked.hold.secret[..]).collect();
-    let ttls: Vec<i64> = batch.iter().map(|asked| micros(asked.ttl)).collect();
-    let many = batch.iter().any(|asked| asked.hold.shared_row);
-    let sql = if many { &shared.sql.renew_shared } else { &shared.sql.renew };
-    let (rows, reading) = shared
-        .ask(
-            sql,
-            &[
-                (&spaces, Type::INT2_ARRAY),
-                (&keys, Type::TEXT_ARRAY),
-                (&numbers, Type::INT8_ARRAY),
-                (&secrets, Type::BYTEA_ARRAY),
-                (&ttls, Type::INT8_ARRAY),
-            ],
-            by,
-        )
-        .await?;
-    let not_held = || Err(Error::new(ErrorKind::NotHeld, "the hold has ended, or another has it"));
-    let mut outcomes: Vec<Result<()>> = batch.iter().map(|_| not_held()).collect();
-    for row in rows {
-        let nth = usize::try_from(row.get::<_, i64>(1)).unwrap_or_default();
-        let Some(outcome) = nth.checked_sub(1).and_then(|nth| outcomes.get_mut(nth)) else {
-            continue;
-        };
-        if row.get(2) {
-            *outcome = Ok(());
-        } else if row.get(3) {
-            let message = "another transaction has locked the row";
-            *outcome = Err(Error::new(ErrorKind::Unavailable, message));
+#[cfg(test)]
+mod tests {
+    use tenure_core::Key;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn queue(holds: usize) -> LeaseQueue {
+        LeaseQueue::new(Arc::new(AtomicUsize::new(holds)))
+    }
+
+    /// Adds a renewal that is sent after a second at the latest.
+    fn ask(queue: &mut LeaseQueue, shared_row: bool) -> oneshot::Receiver<Result<Reading>> {
+        let key = Key::new("key").unwrap();
+        let hold = HoldName { space: 0, key, shared_row, number: 1, secret: [0; 16] };
+        let (reply, answer) = oneshot::channel();
+        let row = LeaseRow { hold, ttl: SECOND };
+        let (send_by, answer_by) = (Time::ZERO + SECOND, Time::ZERO + 2 * SECOND);
+        queue.asked.push(Asked { row, send_by, answer_by, reply });
+        answer
+    }
+
+    #[test]
+    fn renewals_wait_for_each_other_until_the_first_must_be_sent() {
+        let mut queue = queue(3);
+        let _answers = [ask(&mut queue, false), ask(&mut queue, true)];
+        assert!(queue.take_due(Time::ZERO).is_empty(), "a third hold may follow");
+        assert_eq!(queue.next_wake(), Some(Time::ZERO + SECOND));
+        let batches = queue.take_due(Time::ZERO + SECOND);
+        assert_eq!(batches.len(), 2, "shared rows have a statement of their own");
+        assert!(batches.iter().all(|batch| batch.by == Time::ZERO + 2 * SECOND));
+        assert_eq!(queue.next_wake(), None);
+    }
+
+    #[test]
+    fn renewals_are_sent_as_soon_as_all_holds_wait() {
+        let mut queue = queue(2);
+        let _answers = [ask(&mut queue, false), ask(&mut queue, false)];
+        let batches = queue.take_due(Time::ZERO);
+        assert_eq!(batches.iter().map(|batch| batch.rows.len()).collect::<Vec<_>>(), [2]);
+    }
+
+    #[test]
+    fn a_renewal_without_a_caller_is_not_sent() {
+        let mut queue = queue(1);
+        drop(ask(&mut queue, false));
+        queue.expire(Time::ZERO);
+        assert!(queue.take_due(Time::ZERO + SECOND).is_empty());
+    }
+
+    #[test]
+    fn a_failed_statement_is_reported_to_each_of_its_callers() {
+        let mut queue = queue(2);
+        let answers = [ask(&mut queue, false), ask(&mut queue, false)];
+        let batch = queue.take_due(Time::ZERO).pop().expect("all wait");
+        queue.failed(batch.tickets, Error::new(ErrorKind::Unavailable, "cut"), Time::ZERO);
+        for mut answer in answers {
+            let error = answer.try_recv().expect("an answer").expect_err("it failed");
+            assert_eq!(error.kind(), ErrorKind::Unavailable);
+            assert!(
+                std::error::Error::source(&error)
+                    .is_some_and(|cause| cause.to_string().contains("cut"))
+            );
         }
     }
-    Ok((reading, outcomes))
 }

@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tenure_core::Time;
 use tokio_postgres::Row;
 
-use super::renewals::Renewals;
+use super::renewals::{LeaseQueue, LeaseRenewer};
 use super::schema;
 use super::sql::LeaseStatements;
 use crate::store::KeySpace;
@@ -33,14 +34,15 @@ pub(super) struct LeaseShared {
     pub(super) sql: LeaseStatements,
     pub(super) table: Table,
     pub(super) incarnation: Incarnation,
-    pub(super) renewals: Renewals,
+    pub(super) renewer: Arc<LeaseRenewer>,
     pub(super) watch: WatchRegistry,
     pub(super) poll: Option<Duration>,
     shown: String,
     /// True once a writable server has answered. From then on a read-only server is a transient failure: a fail-over
     /// may be under way.
     settled: AtomicBool,
-    holds: AtomicUsize,
+    /// Number of holds of this process.
+    holds: Arc<AtomicUsize>,
     secrets: (RandomState, RandomState),
 }
 
@@ -51,20 +53,20 @@ impl LeaseShared {
         } else {
             format!("{settings}?table={}", table.shown())
         };
-        let clock = Clock::system();
+        let (clock, holds) = (Clock::system(), Arc::new(AtomicUsize::new(0)));
         Self {
             pool: Pool::new(settings, clock.clone(), MAX_CONNECTIONS),
-            clock,
             db_clock: DbClock::default(),
             sql: LeaseStatements::new(&table),
             incarnation: Incarnation::default(),
             table,
-            renewals: Renewals::default(),
+            renewer: LeaseRenewer::new(LeaseQueue::new(Arc::clone(&holds)), clock.clone()),
             watch: WatchRegistry::default(),
+            clock,
             poll,
             shown,
             settled: AtomicBool::new(false),
-            holds: AtomicUsize::new(0),
+            holds,
             secrets: (RandomState::new(), RandomState::new()),
         }
     }
