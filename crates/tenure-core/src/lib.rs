@@ -2,8 +2,9 @@
 //!
 //! No clock, no I/O, no threads, no async runtime, no dependencies. The driver passes each event and the current time
 //! to a machine (`handle(input, now)`, `handle_timeout(now)`). The machine returns its commands (`poll_*`) and the
-//! instant at which it must be called again (`poll_timeout`); [`Machine`] is that interface. The crate `tenure` drives these machines against real
-//! stores, `tenure-server` drives the lock table behind sockets, and the simulator drives all of them in logical time.
+//! instant at which it must be called again (`poll_timeout`); [`Machine`] is that interface. The crate `tenure` drives
+//! these machines against real stores, `tenure-server` drives the lock table behind sockets, and the simulator drives
+//! all of them in logical time.
 //!
 //! "Contract 4" in a comment is rule 4 of the promises that `docs/promise.md` lists.
 
@@ -20,6 +21,7 @@ pub mod machine;
 pub mod object;
 pub mod observe;
 pub mod once;
+pub mod outage;
 pub mod random;
 pub mod record;
 pub mod retry;
