@@ -21,10 +21,6 @@ impl Dice {
     fn millis(&mut self, bound: u64) -> Duration {
         Duration::from_millis(self.below(bound))
     }
-
-    fn unit(&mut self) -> f64 {
-        self.0.unit()
-    }
 }
 
 /// Strategy that gives up after some attempts.
