@@ -195,8 +195,7 @@ impl Engine {
     ) {
         // Leases that are over must end first. Otherwise a repeated claim could be answered with a grant that has
         // expired, and its client would believe in a hold that the table is about to grant to the next waiter.
-        self.table.handle_timeout(now);
-        self.handle_table_events(now);
+        self.grant_due_claims(now);
         if let Some(claim) = self.claims.by_id.get(&id) {
             // The client has reconnected, but the server has not yet noticed the end of the claim's connection. When it
             // does, the claim may be released with that connection. A reply of `granted` now could therefore be wrong a
@@ -264,8 +263,10 @@ impl Engine {
 
     /// Abandons a claim: leaves the queue, or releases the hold.
     fn abandon(&mut self, id: ClaimId, now: Time) {
+        self.grant_due_claims(now);
         match self.remove_claim(id) {
             Some(claim) => {
+                self.take_back_grant(id, &claim);
                 self.end_claim(&claim, now);
                 self.reply(Reply::Done);
             }
@@ -463,6 +464,7 @@ impl Engine {
     /// [`LockTable::disconnect`]: tenure_core::LockTable::disconnect
     pub(super) fn abandon_waiting_claims(&mut self, connection: &super::Connection, now: Time) {
         let Some(extension) = &connection.extension else { return };
+        self.grant_due_claims(now);
         // Sorted, so that the same requests cause the same output: a hash set has no fixed order.
         let mut ids: Vec<_> = extension.claims.iter().copied().collect();
         ids.sort_unstable();
@@ -489,6 +491,28 @@ impl Engine {
                 self.push(claim.from, Push::Gone { id });
             }
         }
+        self.handle_table_events(now);
+    }
+
+    /// Removes the push of an abandoned claim's grant, unless it is in the output already. Behind the reply to the
+    /// abandonment, the push would look like the grant of a new claim with the same id.
+    fn take_back_grant(&mut self, id: ClaimId, claim: &Claim) {
+        if let ClaimStage::Held { token, lease } = claim.stage {
+            let mut line = Vec::new();
+            Push::Granted { id, token, lease: millis(lease) }.write(&mut line);
+            self.woken.retain(|(to, wake)| {
+                *to != claim.from || !matches!(wake, Wake::Push(push) if **push == *line)
+            });
+        }
+    }
+
+    /// Ends the leases that are over, and grants their keys to the claims that wait for them.
+    ///
+    /// To be called before a waiting claim is removed. The table ends such leases first and may grant the very place
+    /// that is to be abandoned. Without its claim that hold would be left behind until its lease ends: its client has
+    /// been told that nothing is left.
+    fn grant_due_claims(&mut self, now: Time) {
+        self.table.handle_timeout(now);
         self.handle_table_events(now);
     }
 
