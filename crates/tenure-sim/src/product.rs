@@ -175,14 +175,12 @@ fn simplify(violation: ProductViolation) -> ProductViolation {
         |plan: &mut Plan| run(plan.clone(), false).err().filter(|simpler| simpler.breach == breach);
     let plan = violation.plan.clone();
     let smallest = shrink(plan, Box::new(violation), simpler, fails, MAX_PLANS);
-    match run(smallest.case, true) {
-        Err(recorded) => *recorded,
-        Ok(_) => {
-            let mut unrecorded = *smallest.failure;
-            let note = "no timeline: this plan failed once and passed when it was run again to record it, so the run \
-                        is not a function of its plan";
-            unrecorded.timeline = vec![note.to_owned()];
-            unrecorded
-        }
+    if let Err(recorded) = run(smallest.case, true) {
+        return *recorded;
     }
+    let mut unrecorded = *smallest.failure;
+    let note = "no timeline: this plan failed once and passed when it was run again to record it, so the run is not a \
+                function of its plan";
+    unrecorded.timeline = vec![note.to_owned()];
+    unrecorded
 }

@@ -49,7 +49,7 @@ impl User {
             match self.store.renew(&key, &handle, ttl).await {
                 // As a guard would count it.
                 Ok(()) => {
-                    let deadline = sent + (ttl - margin(ttl));
+                    let deadline = sent + ttl.saturating_sub(margin(ttl));
                     world::with(|world| world.referee.borrow_mut().renewed(belief, deadline));
                     self.check_overlap(belief);
                 }
