@@ -7,10 +7,7 @@ use std::time::Instant;
 use tenure_sim::product::{ProductStats, simulate_product};
 
 fn main() -> ExitCode {
-    let mut numbers = std::env::args().skip(1).filter_map(|arg| arg.parse::<u64>().ok());
-    let first = numbers.next().unwrap_or(0);
-    let count = numbers.next().unwrap_or(1_000);
-    let threads = numbers.next().unwrap_or(2);
+    let [first, count, threads] = arguments([0, 1_000, 2]);
     let (next, failed, begun) = (AtomicU64::new(0), AtomicBool::new(false), Instant::now());
     let work = || {
         let mut total = ProductStats::default();
@@ -40,4 +37,14 @@ fn main() -> ExitCode {
     let rate = done as f64 / took.as_secs_f64();
     println!("{done} seeds from {first} in {took:.1?}, {rate:.0} per second: {total:?}");
     if failed.into_inner() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// Numbers of the command line, with defaults for those that are not given.
+fn arguments(mut numbers: [u64; 3]) -> [u64; 3] {
+    let given: Vec<String> = std::env::args().skip(1).collect();
+    assert!(given.len() <= numbers.len(), "too many arguments: give FIRST COUNT THREADS");
+    for (number, text) in numbers.iter_mut().zip(&given) {
+        *number = text.parse().unwrap_or_else(|error| panic!("{text:?} is no number: {error}"));
+    }
+    numbers
 }

@@ -5,10 +5,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 fn main() -> ExitCode {
-    let mut numbers = std::env::args().skip(1).filter_map(|arg| arg.parse::<u64>().ok());
-    let first = numbers.next().unwrap_or(0);
-    let count = numbers.next().unwrap_or(20_000);
-    let threads = numbers.next().and_then(|n| usize::try_from(n).ok()).unwrap_or(1);
+    let [first, count, threads] = arguments([0, 20_000, 1]);
+    let threads = usize::try_from(threads).expect("a number of threads");
     let start = Instant::now();
     let summary = tenure_sim::soak(first..first + count, threads, |done| {
         if done % 10_000 == 0 {
@@ -23,4 +21,14 @@ fn main() -> ExitCode {
     }
     println!("{} runs in {:?}: {:?}", summary.runs, start.elapsed(), summary.stats);
     if summary.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Numbers of the command line, with defaults for those that are not given.
+fn arguments(mut numbers: [u64; 3]) -> [u64; 3] {
+    let given: Vec<String> = std::env::args().skip(1).collect();
+    assert!(given.len() <= numbers.len(), "too many arguments: give FIRST COUNT THREADS");
+    for (number, text) in numbers.iter_mut().zip(&given) {
+        *number = text.parse().unwrap_or_else(|error| panic!("{text:?} is no number: {error}"));
+    }
+    numbers
 }

@@ -8,8 +8,10 @@
 //! A referee outside the code judges the run by the real time of the simulation.
 
 mod disk;
+mod disturbance;
 mod host;
 mod network;
+mod panics;
 mod plan;
 mod process;
 mod referee;
@@ -21,6 +23,7 @@ mod world;
 
 use std::fmt;
 use std::ops::AddAssign;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub use self::plan::{Fault, Link, Plan, ScheduledFault, ServerPlan, ServerPoint, Work};
 pub use self::referee::ProductBreach;
@@ -46,6 +49,31 @@ pub struct ProductStats {
     pub waits: u64,
     /// Starts of the server.
     pub server_starts: u64,
+    /// Work that was done, and faults that struck, by kind.
+    pub kinds: KindCounts,
+}
+
+/// Counts by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KindCounts {
+    /// Work that was done to its end, in the order of [`Work::ALL`].
+    pub work: [u64; Work::ALL.len()],
+    /// Faults that struck, in the order of [`Fault::KINDS`].
+    pub faults: [u64; Fault::KINDS.len()],
+}
+
+impl KindCounts {
+    fn worked(&mut self, work: Work) {
+        let index = Work::ALL.iter().position(|kind| *kind == work);
+        self.work[index.expect("all kinds of work are listed")] += 1;
+    }
+}
+
+impl AddAssign for KindCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.work.iter_mut().zip(other.work).for_each(|(sum, count)| *sum += count);
+        self.faults.iter_mut().zip(other.faults).for_each(|(sum, count)| *sum += count);
+    }
 }
 
 impl AddAssign for ProductStats {
@@ -56,6 +84,7 @@ impl AddAssign for ProductStats {
         self.losses += other.losses;
         self.waits += other.waits;
         self.server_starts += other.server_starts;
+        self.kinds += other.kinds;
     }
 }
 
@@ -100,10 +129,20 @@ pub fn simulate_product(seed: u64) -> Result<ProductStats, Box<ProductViolation>
 pub fn run(plan: Plan, record: bool) -> Result<ProductStats, Box<ProductViolation>> {
     let timeline = if record { Timeline::recorded() } else { Timeline::default() };
     let world = ProductWorld::new(plan, timeline);
-    if record {
-        tracing::subscriber::with_default(timeline::LogLines, || world.run());
-    } else {
-        world.run();
+    let ended = panics::watch(|| {
+        catch_unwind(AssertUnwindSafe(|| {
+            if record {
+                tracing::subscriber::with_default(timeline::LogLines, || world.run());
+            } else {
+                world.run();
+            }
+        }))
+    });
+    if ended.is_err() {
+        world.abandon();
+        let (plan, breach) = (world.plan.clone(), ProductBreach::Panicked);
+        let what = format!("the simulation itself: {}", panics::take().unwrap_or_default());
+        return Err(Box::new(ProductViolation { plan, breach, what, timeline: Vec::new() }));
     }
     let breach = world.referee.borrow_mut().breach.take();
     if let Some((breach, what)) = breach {
@@ -123,6 +162,7 @@ pub fn run(plan: Plan, record: bool) -> Result<ProductStats, Box<ProductViolatio
         losses: referee.losses,
         waits: world.tap.borrow().waits,
         server_starts: u64::from(world.host.borrow().starts),
+        kinds: *world.counts.borrow(),
     })
 }
 
@@ -135,8 +175,12 @@ fn simplify(violation: ProductViolation) -> ProductViolation {
         |plan: &mut Plan| run(plan.clone(), false).err().filter(|simpler| simpler.breach == breach);
     let plan = violation.plan.clone();
     let smallest = shrink(plan, Box::new(violation), simpler, fails, MAX_PLANS);
-    match run(smallest.case, true) {
-        Err(recorded) => *recorded,
-        Ok(_) => *smallest.failure,
+    if let Err(recorded) = run(smallest.case, true) {
+        return *recorded;
     }
+    let mut unrecorded = *smallest.failure;
+    let note = "no timeline: this plan failed once and passed when it was run again to record it, so the run is not a \
+                function of its plan";
+    unrecorded.timeline = vec![note.to_owned()];
+    unrecorded
 }

@@ -203,6 +203,13 @@ impl Faults {
         faults
     }
 
+    /// These faults without one kind; `None` if this kind does not occur.
+    pub fn without(self, kind: FaultKind) -> Option<Self> {
+        let mut without = self;
+        without.set(kind, 0.0);
+        (without != self).then_some(without)
+    }
+
     /// Sets a kind of fault to `strength` times its moderate frequency; 0 removes it.
     #[expect(
         clippy::cast_possible_truncation,

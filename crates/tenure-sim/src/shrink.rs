@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{FaultKind, Faults, Setup, Violation, simulate};
+use crate::{FaultKind, Setup, Violation, simulate};
 
 /// The smallest failing case that was found.
 #[derive(Clone, Debug)]
@@ -94,10 +94,8 @@ fn reductions(case: &SeededSetup) -> Vec<(String, SeededSetup)> {
         push("1 key".into(), Setup { keys: 1, ..case.setup });
     }
     for kind in FaultKind::ALL {
-        let mut without = faults;
-        without.set(kind, 0.0);
-        if without != faults {
-            push(format!("without {kind:?}"), Setup { faults: without, ..case.setup });
+        if let Some(faults) = faults.without(kind) {
+            push(format!("without {kind:?}"), Setup { faults, ..case.setup });
         }
     }
     if length > MIN_LENGTH {
@@ -111,8 +109,10 @@ impl fmt::Display for Shrunk<SeededSetup, Box<Violation>> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { case: SeededSetup { seed, setup }, failure, steps, tries } = self;
         let Setup { clients, keys, length, .. } = setup;
-        let faults: Vec<_> =
-            FaultKind::ALL.into_iter().filter(|kind| has(&setup.faults, *kind)).collect();
+        let faults: Vec<_> = FaultKind::ALL
+            .into_iter()
+            .filter(|kind| setup.faults.without(*kind).is_some())
+            .collect();
         writeln!(f, "after {tries} tries ({}):", steps.join(", "))?;
         writeln!(
             f,
@@ -121,12 +121,6 @@ impl fmt::Display for Shrunk<SeededSetup, Box<Violation>> {
         )?;
         failure.fmt(f)
     }
-}
-
-fn has(faults: &Faults, kind: FaultKind) -> bool {
-    let mut without = *faults;
-    without.set(kind, 0.0);
-    without != *faults
 }
 
 #[cfg(test)]

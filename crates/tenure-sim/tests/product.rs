@@ -1,23 +1,32 @@
 //! The product in simulation: a slice of seeds that begins at a random one.
 
+use std::env::VarError;
 use std::io::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use tenure_sim::product::{Plan, ProductStats, run, simulate_product};
+use tenure_sim::product::{Fault, Plan, ProductStats, Work, run, simulate_product};
 
 /// Time after which no further seed is started.
 const SLICE: Duration = Duration::from_secs(40);
 /// Number of seeds that a slice has at least, however slow the machine is.
 const MIN_SEEDS: u64 = 200;
 
+/// Number of seeds that meet every kind of work and of fault.
+const COVERING_SEEDS: u64 = 300;
+/// Number of times that these seeds meet each kind at least.
+const MIN_COUNT: u64 = 10;
+
 /// First seed: `TENURE_SEED`, or a random one.
 fn first_seed() -> u64 {
-    let given = std::env::var("TENURE_SEED").ok().and_then(|seed| seed.parse().ok());
-    given.unwrap_or_else(|| {
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        u64::from(since.map_or(0, |since| since.subsec_nanos()))
-    })
+    match std::env::var("TENURE_SEED") {
+        Ok(seed) => seed.parse().unwrap_or_else(|_| panic!("TENURE_SEED={seed} is no number")),
+        Err(VarError::NotPresent) => {
+            let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+            u64::from(since.map_or(0, |since| since.subsec_nanos()))
+        }
+        Err(error) => panic!("TENURE_SEED: {error}"),
+    }
 }
 
 #[test]
@@ -57,5 +66,23 @@ fn the_same_seed_gives_the_same_run() {
     for seed in 0..60 {
         let first = run(Plan::draw(seed), false).expect("no promise is broken");
         assert_eq!(run(Plan::draw(seed), false).expect("the same"), first, "seed {seed}");
+    }
+}
+
+/// Always the same seeds: this test cannot fail by chance.
+#[test]
+fn every_kind_of_work_is_done_and_every_kind_of_fault_strikes() {
+    let mut total = ProductStats::default();
+    for seed in 0..COVERING_SEEDS {
+        match simulate_product(seed) {
+            Ok(stats) => total += stats,
+            Err(violation) => panic!("{violation}"),
+        }
+    }
+    for (work, count) in Work::ALL.iter().zip(total.kinds.work) {
+        assert!(count >= MIN_COUNT, "{work:?} was done {count} times");
+    }
+    for (fault, count) in Fault::KINDS.iter().zip(total.kinds.faults) {
+        assert!(count >= MIN_COUNT, "{fault} struck {count} times");
     }
 }

@@ -19,7 +19,8 @@ impl Process {
     /// Creates the identity of a simulated process.
     #[cfg(feature = "simulation")]
     pub(crate) fn simulated(host: &str, nonce: u64) -> Self {
-        let pid = std::process::id();
+        // Not the id of the real process: a message with more digits would change the run.
+        let pid = u32::try_from(nonce % 30_000).unwrap_or(0) + 1;
         let id = format!("{host}:{:08x}", nonce >> 32);
         let identity = Identity { id, host: host.to_owned(), pid, note: String::new() };
         Self { identity: Arc::new(identity), nonce, claims: 0 }

@@ -3,6 +3,8 @@
 //! The list in `xtask/mutations` has the mistakes that would hurt. Each is applied to a scratch copy of the repository,
 //! built, and checked until the first check fails. A change that no check notices is a gap of the tests: write the
 //! missing test, or give the reason for which the change has no effect.
+//!
+//! Some mutations must be found by seeds as well as by tests: their seeds are run in any case.
 
 mod check;
 mod list;
@@ -157,6 +159,8 @@ enum Verdict {
     Outdated(MutationCheck, String),
     /// No check noticed it, for the reason that the list gives.
     Explained,
+    /// The seeds of a simulator did not find it, although they must.
+    MissedBySeeds(MutationCheck),
 }
 
 impl Verdict {
@@ -172,7 +176,12 @@ fn judge(
     limits: &BTreeMap<MutationCheck, Duration>,
 ) -> Result<Verdict> {
     let _applied = tree.apply(mutation)?;
+    let mut first = None;
     for check in &mutation.checks {
+        let required = mutation.must_be_found_by(check);
+        if first.is_some() && !required {
+            continue;
+        }
         if interrupt::requested() {
             bail!("interrupted");
         }
@@ -181,17 +190,19 @@ fn judge(
         }
         let limit = limits.get(check).copied().unwrap_or(BASELINE_LIMIT);
         let noticed = match runner.run(check, limit)? {
+            CheckResult::Passed if required => return Ok(Verdict::MissedBySeeds(check.clone())),
             CheckResult::Passed => continue,
             CheckResult::Failed(test) => test,
             CheckResult::Hung(limit) => format!("no end within {:.0} s", limit.as_secs_f64()),
         };
-        return Ok(if mutation.survives.is_none() {
-            Verdict::Noticed(check.clone(), noticed)
-        } else {
-            Verdict::Outdated(check.clone(), noticed)
-        });
+        first.get_or_insert((check.clone(), noticed));
     }
-    Ok(if mutation.survives.is_none() { Verdict::Survived } else { Verdict::Explained })
+    Ok(match (first, mutation.survives.is_none()) {
+        (Some((check, noticed)), true) => Verdict::Noticed(check, noticed),
+        (Some((check, noticed)), false) => Verdict::Outdated(check, noticed),
+        (None, true) => Verdict::Survived,
+        (None, false) => Verdict::Explained,
+    })
 }
 
 fn line(mutation: &Mutation, verdict: &Verdict, seconds: f64) -> String {
@@ -201,6 +212,9 @@ fn line(mutation: &Mutation, verdict: &Verdict, seconds: f64) -> String {
             format!("noticed   {name}: {check} {test} ({seconds:.0} s)")
         }
         Verdict::Survived => format!("SURVIVED  {name}: {wrong} ({seconds:.0} s)"),
+        Verdict::MissedBySeeds(check) => {
+            format!("SURVIVED  {name}: {check} did not find it ({seconds:.0} s)")
+        }
         Verdict::Explained => {
             format!("survives  {name}: {} ({seconds:.0} s)", survives.as_deref().unwrap_or(wrong))
         }
@@ -219,7 +233,7 @@ fn summary(verdicts: &[(Mutation, Verdict)]) -> String {
             Verdict::Noticed(MutationCheck::Tests { .. }, _) => 0,
             Verdict::Noticed(MutationCheck::Seeds { .. }, _) => 1,
             Verdict::Explained => 2,
-            Verdict::Survived => 3,
+            Verdict::Survived | Verdict::MissedBySeeds(_) => 3,
             Verdict::Broken(_) | Verdict::Outdated(..) => 4,
         };
         areas.entry(&mutation.area).or_default()[column] += 1;
@@ -247,6 +261,7 @@ fn summary(verdicts: &[(Mutation, Verdict)]) -> String {
             Verdict::Explained => mutation.survives.as_deref().unwrap_or_default(),
             Verdict::Broken(_) => "does not compile",
             Verdict::Outdated(..) => "is noticed: remove its reason",
+            Verdict::MissedBySeeds(_) => "SURVIVED its seeds, which must find it",
             _ => "SURVIVED",
         };
         format!("{}: {}: {text}", mutation.name, mutation.wrong)

@@ -26,6 +26,8 @@ struct DiskState {
     /// Changes of names since the last sync, in order.
     changed_names: Vec<NameChange>,
     full: bool,
+    /// The disk was full when a program wrote to it.
+    was_full: bool,
 }
 
 /// Change of one name, or of two by a rename: the new file of a name, or `None` if it was removed.
@@ -47,6 +49,11 @@ impl SimulatedDisk {
 
     pub(super) fn set_full(&self, full: bool) {
         self.lock().full = full;
+    }
+
+    /// Takes the note that a program was told of a full disk.
+    pub(super) fn was_full(&self) -> bool {
+        std::mem::take(&mut self.lock().was_full)
     }
 
     /// Loses what was not synced, except for a random part of it.
@@ -99,6 +106,7 @@ impl Storage for SimulatedDisk {
         host::server_operation(ServerPoint::Disk);
         let mut state = self.lock();
         if state.full {
+            state.was_full = true;
             return Err(ErrorKind::StorageFull.into());
         }
         let size = usize::try_from(size).map_err(io::Error::other)?;
@@ -201,9 +209,10 @@ impl StorageFile for SimulatedFile {
         // A kill in the middle of a write leaves its first bytes.
         let before = host::server_write(bytes.len());
         let mut state = self.disk.lock();
-        let full = state.full;
-        let file = &mut state.files[self.number];
-        if full && offset + bytes.len() > file.content.len() {
+        let DiskState { files, full, was_full, .. } = &mut *state;
+        let file = &mut files[self.number];
+        if *full && offset + bytes.len() > file.content.len() {
+            *was_full = true;
             return Err(ErrorKind::StorageFull.into());
         }
         let written = before.unwrap_or(bytes.len());

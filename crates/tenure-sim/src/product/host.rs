@@ -1,6 +1,7 @@
 //! The machine of the server: its process, its clocks, its disk, and the faults that strike between two operations.
 
 use std::any::Any;
+use std::error::Error;
 use std::io::{self, ErrorKind};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
@@ -53,6 +54,8 @@ pub(super) struct Host {
     missed: bool,
     /// Time from the end of the process to its restart, once it was told to stop.
     restart_after: u64,
+    /// Real time at which the disk has space again.
+    pub(super) full_until: u64,
 }
 
 impl Host {
@@ -71,6 +74,7 @@ impl Host {
             serving: false,
             missed: false,
             restart_after: 0,
+            full_until: 0,
         }
     }
 }
@@ -79,6 +83,21 @@ impl Host {
 pub(super) fn drift(most: u64, random: &mut Random) -> i64 {
     let most = i64::try_from(most).unwrap_or(0);
     i64::try_from(random.below(2 * most.unsigned_abs() + 1)).unwrap_or(0) - most
+}
+
+/// True if this error, or one of its causes, is a full disk.
+fn is_storage_full(error: &(dyn Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let io = error.downcast_ref::<io::Error>();
+        if io.is_some_and(|io| io.kind() == ErrorKind::StorageFull) {
+            return true;
+        }
+        // The cause of an `io::Error` that wraps another error is not its `source`, but that error's.
+        let inner = io.and_then(io::Error::get_ref).map(|inner| inner as &(dyn Error + 'static));
+        next = inner.or_else(|| error.source());
+    }
+    false
 }
 
 /// Payload of the unwinding that ends a killed server in the middle of its step.
@@ -99,6 +118,7 @@ pub(super) fn server_write(length: usize) -> Option<usize> {
     world::with(|world| {
         let fault = world.next_server_fault(ServerPoint::Disk)?;
         if matches!(fault, Fault::KillServer { .. } | Fault::CrashMachine { .. }) {
+            world.disturb_all();
             let written = world.random.borrow_mut().below(length as u64 + 1);
             world.host.borrow_mut().armed.insert(0, (ServerPoint::Any, 0, fault));
             return usize::try_from(written).ok();
@@ -130,11 +150,18 @@ impl ProductWorld {
         struck.map(|index| host.armed.remove(index).2)
     }
 
+    /// From here on, requests of every client may fail or be late.
+    fn disturb_all(&self) {
+        self.disturbances.borrow_mut().strike(None);
+    }
+
     /// Stops or ends the server in the middle of its step.
     fn strike(self: &Rc<Self>, fault: Fault) {
+        self.disturb_all();
         match fault {
             Fault::StopServer { lasts, .. } => {
                 note!(self, "server", "is stopped for {lasts:?}");
+                self.count_fault(fault.kind());
                 // Every other process goes on meanwhile.
                 self.run_until(self.now.get() + nanos(lasts));
                 note!(self, "server", "continues");
@@ -156,11 +183,13 @@ impl ProductWorld {
                 self.schedule_server(self.now.get() + POKE_INTERVAL);
             }
             Fault::ShutDownServer { restart_after } => {
+                self.disturb_all();
                 let mut host = self.host.borrow_mut();
                 host.restart_after = nanos(restart_after);
                 if let Some(handle) = &host.handle {
                     let handle = handle.clone();
                     drop(host);
+                    self.count_fault(fault.kind());
                     handle.stop();
                 }
             }
@@ -215,6 +244,12 @@ impl ProductWorld {
             let opened = Journal::open_on(Arc::new(disk), &options, &boot, opened_at, wall)?;
             let embargo = opened.embargo_until.map(|until| until.since(opened_at));
             let held = opened.holds.len();
+            self.disturbances.borrow_mut().holds_discarded |= embargo.is_some();
+            let holds = opened.holds.iter().map(|hold| {
+                let (mode, key) = (hold.mode.into(), String::from_utf8_lossy(&hold.key));
+                ((hold.mode.space(), key.into_owned()), mode, hold.token.number(), hold.ends)
+            });
+            self.tap.borrow_mut().server_started(holds, opened.embargo_until, opened_at);
             note!(self, "server", "starts: {:?}, {held} holds, {embargo:?}", opened.last_run);
             Ok(Engine::restore(settings, Some(SECRET.as_bytes()), opened, opened_at))
         }));
@@ -249,9 +284,7 @@ impl ProductWorld {
 
     fn start_failed(&self, error: &JournalError) {
         self.host.borrow_mut().serving = false;
-        if let JournalError::Io { source, .. } = error
-            && source.kind() == ErrorKind::StorageFull
-        {
+        if self.has_full_disk(error) {
             note!(self, "server", "cannot start: {error}");
             self.schedule(self.now.get() + 500_000_000, WorldEvent::StartServer);
             return;
@@ -325,17 +358,32 @@ impl ProductWorld {
         }
     }
 
+    /// True if a fault explains this error of the server: its disk was full.
+    fn has_full_disk(&self, error: &(dyn Error + 'static)) -> bool {
+        let full = self.host.borrow().disk.was_full() && is_storage_full(error);
+        if full {
+            self.count_fault(Fault::FillDisk { lasts: Duration::ZERO }.kind());
+        }
+        full
+    }
+
     /// The process has exited by itself.
     fn server_exited(&self, result: &io::Result<()>, server: Option<Server<SimulatedNetwork>>) {
         if let Err(error) = result {
             note!(self, "server", "exits: {error}");
+            if !self.has_full_disk(error) {
+                drop(server);
+                let what = format!("it exits, and no full disk explains it: {error}");
+                return self.breach(ProductBreach::ServerFailed, what);
+            }
         }
+        self.disturb_all();
         drop(server);
         let restart_after = {
             let mut host = self.host.borrow_mut();
             host.serving = false;
             host.handle = None;
-            host.restart_after.max(1_000_000)
+            std::mem::take(&mut host.restart_after).max(1_000_000)
         };
         self.process_is_gone();
         self.schedule(self.now.get() + restart_after, WorldEvent::StartServer);
@@ -354,6 +402,7 @@ impl ProductWorld {
             );
         }
         let (_, _, fault) = self.host.borrow_mut().armed.remove(0);
+        self.count_fault(fault.kind());
         let restart_after = match fault {
             Fault::CrashMachine { restart_after, .. } => {
                 note!(self, "server", "its machine crashes");
@@ -381,6 +430,7 @@ impl ProductWorld {
         drop(server);
         {
             let mut host = self.host.borrow_mut();
+            host.restart_after = 0;
             host.serving = false;
             host.handle = None;
         }

@@ -116,6 +116,8 @@ pub(super) struct SimulatedConnection {
     server_end: End,
     /// Segments are swallowed: a middlebox has forgotten the connection.
     pub(super) cut: bool,
+    /// A proxy has ended the stream of the server's side.
+    closed_by_proxy: bool,
     /// Token under which the server watches its side.
     token: Option<usize>,
     watch_writable: bool,
@@ -231,6 +233,7 @@ impl Net {
             client_end: End::new(Random::new(seed), EndState::Connecting),
             server_end: End::new(Random::new(seed ^ 1), EndState::Closed),
             cut: false,
+            closed_by_proxy: false,
             token: None,
             watch_writable: false,
         });
@@ -388,9 +391,20 @@ impl Net {
         }
     }
 
+    /// If a proxy has closed the server's side of a connection: its client, and true if the client does not know yet
+    /// that the connection has ended.
+    pub(super) fn half_closed(&self, index: usize) -> Option<(usize, bool)> {
+        let SimulatedConnection { client, client_end, closed_by_proxy, .. } =
+            &self.connections[index];
+        let unaware =
+            matches!(client_end.state, EndState::Open | EndState::Broken { reported: false });
+        closed_by_proxy.then_some((*client, unaware))
+    }
+
     /// Ends the stream of one side of a connection, as if its peer had closed it.
     pub(super) fn finish_end(&mut self, index: usize, side: Side) {
         let connection = &mut self.connections[index];
+        connection.closed_by_proxy |= side == Side::Server;
         let client = connection.client;
         connection.end_mut(side).finished = true;
         self.notify(index, side, client);

@@ -47,6 +47,11 @@ pub struct Link {
     pub window: usize,
 }
 
+impl Link {
+    /// A window that no reply fills.
+    pub const WIDE_WINDOW: usize = 64 << 10;
+}
+
 /// Properties of the server.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerPlan {
@@ -94,7 +99,8 @@ pub enum Work {
 }
 
 impl Work {
-    const ALL: [Self; 15] = [
+    /// All kinds of work.
+    pub const ALL: [Self; 15] = [
         Self::Lock,
         Self::Share,
         Self::Slot,
@@ -199,7 +205,7 @@ impl Plan {
                 delay: draw.span(Duration::from_micros(50), 5 * MS),
                 jitter: if draw.chance(0.5) { draw.span(MS, ttl / 8) } else { MS },
                 loss: if draw.chance(0.3) { 0.05 * draw.0.unit() } else { 0.0 },
-                window: if draw.chance(0.3) { 256 } else { 64 << 10 },
+                window: if draw.chance(0.3) { 256 } else { Link::WIDE_WINDOW },
             },
             drift: if draw.chance(0.5) { 80_000 } else { 0 },
             server: ServerPlan {
@@ -283,6 +289,21 @@ impl Plan {
             }
         }
         self.faults.sort_by_key(|fault| fault.at);
+        // The server reads its wall clock only when it starts: a step after the last start would have no effect.
+        let mut starts = false;
+        for ScheduledFault { fault, .. } in self.faults.iter_mut().rev() {
+            starts |= matches!(
+                fault,
+                Fault::KillServer { .. }
+                    | Fault::CrashMachine { .. }
+                    | Fault::ShutDownServer { .. }
+            );
+            if let Fault::StepWallClock { client: client @ None, .. } = fault
+                && !starts
+            {
+                *client = Some(draw.index(self.clients));
+            }
+        }
     }
 
     fn draw_fault(&self, kind: usize, draw: &mut Draw) -> Option<Fault> {
@@ -296,7 +317,7 @@ impl Plan {
             0..=1 => (ServerPoint::Any, draw.0.below(15)),
             2..=3 => (ServerPoint::Clock, draw.0.below(3)),
             4 => (ServerPoint::Read, draw.0.below(3)),
-            5 => (ServerPoint::Disk, draw.0.below(5)),
+            5 if self.server.durable => (ServerPoint::Disk, draw.0.below(5)),
             _ => (ServerPoint::Write, draw.0.below(3)),
         };
         let longest = if draw.chance(0.5) { ttl / 50 } else { ttl * 2 };
@@ -320,6 +341,7 @@ impl Plan {
             5 => Fault::PauseClient { client, lasts },
             6 => Fault::StopClient { client, readings: operations, lasts },
             7 => Fault::KillClient { client, restart_after },
+            8..=9 if self.drift == 0 => return None,
             8 => Fault::SlewClient { client, ppm: draw.ppm(self.drift) },
             9 => Fault::SlewServer { ppm: draw.ppm(self.drift) },
             10 => {
@@ -370,7 +392,7 @@ impl Plan {
                 plans.push(Self { work, ..self.clone() });
             }
         }
-        let calm = Link { jitter: MS, loss: 0.0, window: 64 << 10, ..self.link };
+        let calm = Link { jitter: MS, loss: 0.0, window: Link::WIDE_WINDOW, ..self.link };
         if self.link.loss > 0.0 {
             plans.push(Self { link: Link { loss: 0.0, ..self.link }, ..self.clone() });
         }
@@ -378,7 +400,11 @@ impl Plan {
             plans.push(Self { link: calm, ..self.clone() });
         }
         if self.drift > 0 {
-            plans.push(Self { drift: 0, ..self.clone() });
+            let slew = |fault: &&ScheduledFault| {
+                matches!(fault.fault, Fault::SlewClient { .. } | Fault::SlewServer { .. })
+            };
+            let faults = self.faults.iter().filter(|fault| !slew(fault)).copied().collect();
+            plans.push(Self { drift: 0, faults, ..self.clone() });
         }
         if self.length > self.ttl {
             plans.push(Self { length: self.length * 3 / 4, ..self.clone() });
@@ -387,9 +413,51 @@ impl Plan {
     }
 }
 
-const FAULT_KINDS: usize = 16;
+const FAULT_KINDS: usize = Fault::KINDS.len();
 
 impl Fault {
+    /// Names of the kinds of faults.
+    pub const KINDS: [&str; 16] = [
+        "Partition",
+        "Slow",
+        "Reset",
+        "ProxyClose",
+        "SlowReader",
+        "PauseClient",
+        "StopClient",
+        "KillClient",
+        "SlewClient",
+        "SlewServer",
+        "StepWallClock",
+        "StopServer",
+        "KillServer",
+        "CrashMachine",
+        "ShutDownServer",
+        "FillDisk",
+    ];
+
+    /// Index of the fault's kind in [`Self::KINDS`].
+    pub fn kind(&self) -> usize {
+        match self {
+            Self::Partition { .. } => 0,
+            Self::Slow { .. } => 1,
+            Self::Reset { .. } => 2,
+            Self::ProxyClose { .. } => 3,
+            Self::SlowReader { .. } => 4,
+            Self::PauseClient { .. } => 5,
+            Self::StopClient { .. } => 6,
+            Self::KillClient { .. } => 7,
+            Self::SlewClient { .. } => 8,
+            Self::SlewServer { .. } => 9,
+            Self::StepWallClock { .. } => 10,
+            Self::StopServer { .. } => 11,
+            Self::KillServer { .. } => 12,
+            Self::CrashMachine { .. } => 13,
+            Self::ShutDownServer { .. } => 14,
+            Self::FillDisk { .. } => 15,
+        }
+    }
+
     /// Duration of the fault.
     pub fn lasts(&self) -> Duration {
         match *self {

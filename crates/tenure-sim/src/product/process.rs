@@ -19,6 +19,7 @@ use tokio::sync::Notify;
 
 use super::host;
 use super::network::{EndState, Side};
+use super::plan::Fault;
 use super::work;
 use super::world::{self, ProductWorld, WorldEvent, nanos, note};
 use crate::clock::Clock as DriftingClock;
@@ -229,13 +230,17 @@ impl ProductWorld {
             None => Duration::ZERO,
             Some((0, lasts)) => {
                 process.stop_after.set(None);
+                self.disturb(client);
+                let lasts_for = Duration::from_nanos(lasts);
+                let stop = Fault::StopClient { client, readings: 0, lasts: lasts_for };
+                self.count_fault(stop.kind());
                 // The referee notes what the process knew when it was stopped.
                 self.refresh(&process);
                 note!(
                     self,
                     &format!("client {client}"),
                     "is stopped for {:?} after it has read its clock",
-                    Duration::from_nanos(lasts)
+                    lasts_for
                 );
                 let drift = process.drift.borrow();
                 let begun = process.real_time(self.now.get());

@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use tenure::election::Leadership;
 use tenure::{FencingToken, Guard};
 use tenure_core::Time;
+use tenure_core::table::{KeySpace, Mode};
 
 /// Kind of a breach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +28,12 @@ pub enum ProductBreach {
     RunTwice,
     /// An error that no fault explains.
     UnexpectedError,
-    /// The server refused to start, or panicked.
+    /// A loss that neither a fault, nor an operator, nor the request explains.
+    UnexpectedLoss,
+    /// The server refused to start, exited without a reason, or panicked.
     ServerFailed,
+    /// A task of the library panicked, or the simulation itself.
+    Panicked,
 }
 
 impl fmt::Display for ProductBreach {
@@ -42,7 +47,9 @@ impl fmt::Display for ProductBreach {
             Self::NotWoken => "a waiter was not woken",
             Self::RunTwice => "a slot was run twice",
             Self::UnexpectedError => "an error that no fault explains",
+            Self::UnexpectedLoss => "a loss that no fault explains",
             Self::ServerFailed => "the server failed",
+            Self::Panicked => "a panic",
         })
     }
 }
@@ -56,8 +63,25 @@ pub(super) enum HoldMode {
 }
 
 impl HoldMode {
+    pub(super) fn space(self) -> KeySpace {
+        match self {
+            Self::Exclusive | Self::Shared => KeySpace::Lock,
+            Self::Slot { .. } => KeySpace::Semaphore,
+        }
+    }
+
     fn conflicts(self, other: Self) -> bool {
         self == Self::Exclusive || other == Self::Exclusive
+    }
+}
+
+impl From<Mode> for HoldMode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Exclusive => Self::Exclusive,
+            Mode::Shared => Self::Shared,
+            Mode::Slot { limit } => Self::Slot { limit },
+        }
     }
 }
 
@@ -76,8 +100,6 @@ pub(super) struct Belief {
     deadline: Time,
     /// Real time of its end, if it has ended before the deadline.
     ended: Option<u64>,
-    /// A second holder is documented for this hold: it was broken, or a proxy closed its connection at the server only.
-    excused: bool,
 }
 
 /// Source of a belief.
@@ -114,15 +136,12 @@ pub(super) struct Teller {
 #[derive(Debug, Default)]
 pub(super) struct Referee {
     beliefs: Vec<Belief>,
-    /// Tokens that an operator broke.
-    broken: BTreeSet<FencingToken>,
+    /// Tokens that operators broke, or may have broken: number of attempts.
+    broken: BTreeMap<FencingToken, u32>,
     /// Largest token of each key: of exclusive holds, and of all holds.
     tokens: BTreeMap<String, (FencingToken, FencingToken)>,
     /// Tokens that were seen, to find repetitions.
     seen: BTreeSet<(String, FencingToken)>,
-    /// Clients with a connection that was closed at the server only, and the real time at which every hold of that
-    /// connection has ended.
-    half_closed: BTreeMap<usize, u64>,
     /// Slots that were run without retries.
     runs: BTreeSet<String>,
     pub(super) breach: Option<(ProductBreach, String)>,
@@ -130,8 +149,16 @@ pub(super) struct Referee {
     pub(super) losses: u64,
 }
 
-/// Conversion of real time to the time of a client: `None` if the client's process has ended.
-pub(super) type LocalTime<'a> = dyn Fn(usize, u32) -> Option<Time> + 'a;
+/// Things that the referee sees at a real time.
+pub(super) struct Eyes<'a> {
+    pub(super) now: u64,
+    /// Converts the real time to the time of a client's process, or of its host if the number of the process is
+    /// `u32::MAX`. `None` if the process has ended.
+    pub(super) local: &'a dyn Fn(usize, u32) -> Option<Time>,
+    /// True if a proxy has closed the connection of the hold with this token at the server only, and its client does
+    /// not know it yet. The server takes this for a close by the holder: a documented case of two holders.
+    pub(super) half_closed: &'a dyn Fn(FencingToken) -> bool,
+}
 
 impl Referee {
     pub(super) fn breach(&mut self, breach: ProductBreach, what: String) {
@@ -160,8 +187,6 @@ impl Referee {
         source: Source,
     ) -> usize {
         self.holds += 1;
-        let excused = self.broken.contains(&token)
-            || self.half_closed.get(&client).is_some_and(|until| real < *until);
         self.beliefs.push(Belief {
             client,
             life,
@@ -172,9 +197,30 @@ impl Referee {
             begun: real,
             deadline: local,
             ended: None,
-            excused,
         });
         self.beliefs.len() - 1
+    }
+
+    /// True if a second holder is documented for the hold.
+    fn is_excused(&self, belief: &Belief, eyes: &Eyes<'_>) -> bool {
+        let detached = matches!(belief.source, Source::Detached);
+        self.broken.contains_key(&belief.token) || !detached && (eyes.half_closed)(belief.token)
+    }
+
+    /// True if an operator tried to break the hold.
+    pub(super) fn was_broken(&self, belief: usize) -> bool {
+        self.broken.contains_key(&self.beliefs[belief].token)
+    }
+
+    /// True if an operator tried to break any hold.
+    pub(super) fn has_broken(&self) -> bool {
+        !self.broken.is_empty()
+    }
+
+    /// True if the user may rely on the hold at this time of its process.
+    pub(super) fn relies_on(&self, belief: usize, Teller { real, local, .. }: Teller) -> bool {
+        let belief = &self.beliefs[belief];
+        local < belief.deadline && belief.ended.is_none_or(|ended| real < ended)
     }
 
     /// The user detaches the hold: it is not renewed any longer.
@@ -239,24 +285,24 @@ impl Referee {
         }
     }
 
-    /// Checks a hold that begins at the real time `now`.
-    pub(super) fn check(&mut self, index: usize, now: u64, local: &LocalTime<'_>) {
+    /// Checks a hold that begins now, or is renewed now.
+    pub(super) fn check(&mut self, index: usize, eyes: &Eyes<'_>) {
         let new = &self.beliefs[index];
-        if !new.is_valid(now, local) {
+        if !new.is_valid(eyes) || self.is_excused(new, eyes) {
             return;
         }
-        let rivals = self.beliefs.iter().enumerate().filter(|(other, belief)| {
-            *other != index && belief.key == new.key && belief.is_valid(now, local)
+        let mut rivals = self.beliefs.iter().enumerate().filter(|(other, belief)| {
+            let same = *other != index && belief.key == new.key && belief.is_valid(eyes);
+            same && !self.is_excused(belief, eyes)
         });
         let breach = match new.mode {
             HoldMode::Slot { limit } => {
-                let others: Vec<_> = rivals.filter(|(_, belief)| !belief.excused).collect();
-                (!new.excused && others.len() >= limit as usize)
-                    .then(|| format!("{new}, beside {} other holds of {limit}", others.len()))
+                let others = rivals.count();
+                (others >= limit as usize)
+                    .then(|| format!("{new}, beside {others} other holds of {limit}"))
             }
             mode => rivals
-                .filter(|(_, belief)| mode.conflicts(belief.mode))
-                .find(|(_, belief)| !belief.excused && !new.excused)
+                .find(|(_, belief)| mode.conflicts(belief.mode))
                 .map(|(_, belief)| format!("{new}, while {belief}")),
         };
         if let Some(what) = breach {
@@ -265,14 +311,10 @@ impl Referee {
     }
 
     /// Describes the hold with this number if the server has let it expire although its user may still rely on it.
-    pub(super) fn ended_early(
-        &self,
-        number: u64,
-        now: u64,
-        local: &LocalTime<'_>,
-    ) -> Option<String> {
+    pub(super) fn ended_early(&self, number: u64, eyes: &Eyes<'_>) -> Option<String> {
         let early = |belief: &&Belief| {
-            belief.token.number() == number && !belief.excused && belief.is_valid(now, local)
+            let valid = belief.token.number() == number && belief.is_valid(eyes);
+            valid && !self.is_excused(belief, eyes)
         };
         self.beliefs
             .iter()
@@ -281,9 +323,16 @@ impl Referee {
     }
 
     /// Checks the token of a hold that begins.
-    pub(super) fn check_token(&mut self, index: usize) {
-        let Belief { key, mode, token, excused, .. } = &self.beliefs[index];
-        let (key, mode, token, excused) = (key.clone(), *mode, *token, *excused);
+    pub(super) fn check_token(&mut self, index: usize, eyes: &Eyes<'_>) {
+        let belief = &self.beliefs[index];
+        // A hold that was lost before its user could look at it protects nothing.
+        let lost = match &belief.source {
+            Source::Guard(guard) => guard.upgrade().is_none_or(|guard| !guard.is_held()),
+            Source::Leadership(leadership) => !leadership.is_held(),
+            Source::Detaching | Source::Detached => false,
+        };
+        let excused = lost || self.is_excused(belief, eyes);
+        let (key, mode, token) = (belief.key.clone(), belief.mode, belief.token);
         if !self.seen.insert((key.clone(), token)) {
             return self.breach(
                 ProductBreach::TokenOrder,
@@ -309,18 +358,15 @@ impl Referee {
 
     /// An operator breaks the hold with this token.
     pub(super) fn broken(&mut self, token: FencingToken) {
-        self.broken.insert(token);
-        for belief in self.beliefs.iter_mut().filter(|belief| belief.token == token) {
-            belief.excused = true;
-        }
+        *self.broken.entry(token).or_default() += 1;
     }
 
-    /// A proxy has closed a connection of this client at the server only.
-    pub(super) fn half_closed(&mut self, client: usize, until: u64) {
-        self.half_closed.insert(client, until);
-        for belief in self.beliefs.iter_mut().filter(|belief| belief.client == client) {
-            belief.excused = true;
+    /// The operator was told that the hold with this token was not broken.
+    pub(super) fn not_broken(&mut self, token: FencingToken) {
+        if let Some(attempts) = self.broken.get_mut(&token) {
+            *attempts -= 1;
         }
+        self.broken.retain(|_, attempts| *attempts > 0);
     }
 
     /// A slot was run by a process. Without retries, each slot is run once.
@@ -330,17 +376,17 @@ impl Referee {
         }
     }
 
-    /// Holds of which users know at the real time `now`.
-    pub(super) fn valid(&self, now: u64, local: &LocalTime<'_>) -> Vec<String> {
-        self.beliefs.iter().filter(|b| b.is_valid(now, local)).map(ToString::to_string).collect()
+    /// Holds of which users know now.
+    pub(super) fn valid(&self, eyes: &Eyes<'_>) -> Vec<String> {
+        self.beliefs.iter().filter(|b| b.is_valid(eyes)).map(ToString::to_string).collect()
     }
 }
 
 impl Belief {
-    fn is_valid(&self, now: u64, local: &LocalTime<'_>) -> bool {
+    fn is_valid(&self, Eyes { now, local, .. }: &Eyes<'_>) -> bool {
         let life = if matches!(self.source, Source::Detached) { u32::MAX } else { self.life };
-        self.begun <= now
-            && self.ended.is_none_or(|ended| now < ended)
+        self.begun <= *now
+            && self.ended.is_none_or(|ended| *now < ended)
             && local(self.client, life).is_some_and(|local| local < self.deadline)
     }
 }

@@ -37,8 +37,10 @@ impl Network for SimulatedNetwork {
     ) -> io::Result<()> {
         events.clear();
         world::with(|world| {
-            if let Some(what) = world.tap.borrow_mut().end_turn() {
-                world.breach(ProductBreach::Overtaken, what);
+            let now = world.host.borrow().clock.read(world.now.get());
+            let breach = world.tap.borrow_mut().end_turn(now);
+            if let Some((breach, what)) = breach {
+                world.breach(breach, what);
             }
             let event = |token, readable, writable, closed| NetworkEvent {
                 token,
@@ -173,13 +175,13 @@ impl ProductWorld {
         tap.written(connection, &bytes[..count]);
         if count < bytes.len() {
             tap.blocked(connection);
+        } else {
+            tap.unblocked(connection);
         }
         let expired = std::mem::take(&mut tap.expired);
         drop(tap);
-        let local = |client, life| self.local_time(client, life);
-        let now = self.now.get();
         for number in expired {
-            let early = self.referee.borrow().ended_early(number, now, &local);
+            let early = self.judged(|referee, eyes| referee.ended_early(number, eyes));
             if let Some(what) = early {
                 self.breach(ProductBreach::EndedEarly, what);
             }

@@ -1,11 +1,12 @@
 //! The work of users: what each user of a client process does, as the seed decides.
 
+mod probe;
 mod special;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure::{Client, Clock, Error, ErrorKind, Guard, LockRequest, LockServerStore};
+use tenure::{Client, Clock, Error, ErrorKind, Guard, LockRequest, LockServerStore, Loss, Lost};
 use tenure_core::Random;
 use tokio::sync::Notify;
 
@@ -17,8 +18,6 @@ use super::world::{self, WorldEvent, note};
 
 /// Slots of the semaphores.
 const SLOTS: u32 = 2;
-/// Time within which a waiter is woken in a quiet world.
-const WAKE_LIMIT: Duration = Duration::from_secs(1);
 
 /// A user: one task of a client process.
 struct User {
@@ -29,6 +28,10 @@ struct User {
     random: Random,
     healed: Arc<Notify>,
     store: Client,
+    /// The present request is renewed while it is held.
+    renews: bool,
+    /// The present request has a maximum time to hold.
+    limited: bool,
 }
 
 /// Runs a client process: connects, runs its users, and cleans up.
@@ -60,6 +63,8 @@ pub(super) async fn run_client(client: usize, life: u32, clock: Clock, seed: u64
             random: Random::new(seed ^ (number as u64) << 32),
             healed: Arc::clone(&healed),
             store: store.clone(),
+            renews: true,
+            limited: false,
         };
         tasks.push(tokio::spawn(async move {
             if number < users { user.run().await } else { user.chat().await }
@@ -77,48 +82,8 @@ pub(super) async fn run_client(client: usize, life: u32, clock: Clock, seed: u64
         note!(world, &format!("client {client}"), "has finished");
     });
     if client == 0 {
-        probe(client, &store, &clock).await;
+        probe::probe(client, &store, &clock).await;
     }
-}
-
-/// After all work: acquires each key, lets a second task wait for it, and releases it. The waiter must be woken.
-async fn probe(client: usize, store: &Client, clock: &Clock) {
-    let all_done =
-        || world::with(|world| world.processes.borrow().iter().all(|process| process.done.get()));
-    while !all_done() {
-        clock.sleep_until(clock.now() + Duration::from_millis(100)).await;
-    }
-    let keys = world::with(|world| world.plan.keys);
-    for key in (0..keys).map(key_name) {
-        activity(client, 0, || format!("probes {key}"));
-        let Ok(first) = store.lock(&key).acquire().await else { return };
-        let waiter = tokio::spawn({
-            let request = store.lock(&key);
-            async move { request.acquire().await }
-        });
-        clock.sleep_until(clock.now() + WAKE_LIMIT).await;
-        let released = clock.now();
-        if let Err(error) = first.release().await {
-            return breach(ProductBreach::UnexpectedError, format!("probe of {key}: {error}"));
-        }
-        match waiter.await {
-            Ok(Ok(second)) => {
-                let took = clock.now().since(released);
-                if took > WAKE_LIMIT {
-                    let what = format!("{key} was free for {took:?}");
-                    return breach(ProductBreach::NotWoken, what);
-                }
-                drop(second.release().await);
-            }
-            other => {
-                return breach(
-                    ProductBreach::UnexpectedError,
-                    format!("probe of {key}: {other:?}"),
-                );
-            }
-        }
-    }
-    world::with(|world| world.finished.set(true));
 }
 
 /// True once all faults have ended.
@@ -147,16 +112,19 @@ fn activity(client: usize, user: usize, text: impl FnOnce() -> String) {
     });
 }
 
-/// Breaks the run unless the error is one of those that faults explain.
+/// Breaks the run unless the error is one of these kinds, and a fault that has struck explains it.
 fn expect_kind(client: usize, what: &str, error: &Error, kinds: &[ErrorKind]) {
-    world::with(|world| note!(world, &format!("client {client}"), "fails {what}: {error}"));
-    if !kinds.contains(&error.kind()) {
+    let explained = world::with(|world| {
+        note!(world, &format!("client {client}"), "fails {what}: {error}");
+        !FAULTS.contains(&error.kind()) || world.disturbances.borrow().explain(client)
+    });
+    if !explained || !kinds.contains(&error.kind()) {
         let what = format!("client {client} fails {what}: {:?}: {error}", error.kind());
         breach(ProductBreach::UnexpectedError, what);
     }
 }
 
-/// Errors that faults explain.
+/// Errors that only faults explain.
 const FAULTS: &[ErrorKind] = &[ErrorKind::Unavailable, ErrorKind::Unknown, ErrorKind::Lost];
 
 impl User {
@@ -165,6 +133,7 @@ impl User {
             let pause = self.span(Duration::ZERO, ttl_base() / 2);
             self.sleep(pause).await;
             let work = self.draw_work();
+            (self.renews, self.limited) = (true, false);
             match work {
                 Work::Lock => self.lock(HoldMode::Exclusive).await,
                 Work::Share => self.lock(HoldMode::Shared).await,
@@ -183,7 +152,10 @@ impl User {
                 Work::Outlast => self.outlast().await,
             }
             let (client, number) = (self.client, self.number);
-            world::with(|world| world.process(client).set_activity(number, String::new()));
+            world::with(|world| {
+                world.process(client).set_activity(number, String::new());
+                world.counts.borrow_mut().worked(work);
+            });
         }
     }
 
@@ -239,7 +211,8 @@ impl User {
         let ttl = ttl_base();
         let ttl = self.span(ttl, ttl * 4);
         let request = request.ttl(ttl);
-        if self.random.chance(0.5) { request.keep_alive(false) } else { request }
+        self.renews = self.random.chance(0.5);
+        if self.renews { request } else { request.keep_alive(false) }
     }
 
     async fn lock(&mut self, mode: HoldMode) {
@@ -248,7 +221,7 @@ impl User {
         match request.acquire().await {
             Ok(guard) => self.use_guard(guard, mode).await,
             // A wait without a limit ends with the lock, or with a grant that came too late.
-            Err(error) => self.expect("to acquire", &error, &[ErrorKind::Lost]),
+            Err(error) => self.expect_lost("to acquire", &error, &[ErrorKind::Lost]),
         }
     }
 
@@ -258,7 +231,7 @@ impl User {
         match request.try_acquire().await {
             Ok(guard) => self.use_guard(guard, HoldMode::Exclusive).await,
             Err(error) if error.kind() == ErrorKind::Held => {}
-            Err(error) => self.expect("to try", &error, FAULTS),
+            Err(error) => self.expect_lost("to try", &error, FAULTS),
         }
     }
 
@@ -270,7 +243,7 @@ impl User {
         match request.acquire().await {
             Ok(guard) => self.use_guard(guard, HoldMode::Exclusive).await,
             Err(error) if error.kind() == ErrorKind::Timeout => {}
-            Err(error) => self.expect("to wait", &error, FAULTS),
+            Err(error) => self.expect_lost("to wait", &error, FAULTS),
         }
     }
 
@@ -288,7 +261,7 @@ impl User {
         let waited = pending.wait().await;
         match waited {
             Ok(guard) => self.use_guard(guard, HoldMode::Exclusive).await,
-            Err(error) => self.expect("to wait in the queue", &error, &[ErrorKind::Lost]),
+            Err(error) => self.expect_lost("to wait in the queue", &error, &[ErrorKind::Lost]),
         }
     }
 
@@ -305,7 +278,7 @@ impl User {
         };
         match acquired {
             Some(Ok(guard)) => self.use_guard(guard, HoldMode::Exclusive).await,
-            Some(Err(error)) => self.expect("to acquire", &error, &[ErrorKind::Lost]),
+            Some(Err(error)) => self.expect_lost("to acquire", &error, &[ErrorKind::Lost]),
             None => {}
         }
     }
@@ -315,7 +288,7 @@ impl User {
         self.activity(|| format!("requests, for long, {request:?}"));
         let guard = match request.acquire().await {
             Ok(guard) => Arc::new(guard),
-            Err(error) => return self.expect("to acquire", &error, &[ErrorKind::Lost]),
+            Err(error) => return self.expect_lost("to acquire", &error, &[ErrorKind::Lost]),
         };
         let belief = self.begin(&guard, HoldMode::Exclusive);
         self.activity(|| "holds until a waiter asks".to_owned());
@@ -333,6 +306,7 @@ impl User {
         let base = ttl_base();
         let most = self.span(base, base * 4);
         let request = self.request(HoldMode::Exclusive).max_hold(most);
+        self.limited = true;
         self.activity(|| format!("requests, for at most {most:?}, {request:?}"));
         match request.acquire().await {
             Ok(guard) => {
@@ -342,12 +316,13 @@ impl User {
                 let lost = guard.lost().await;
                 self.lost(belief, &lost);
             }
-            Err(error) => self.expect("to acquire", &error, &[ErrorKind::Lost]),
+            Err(error) => self.expect_lost("to acquire", &error, &[ErrorKind::Lost]),
         }
     }
 
     async fn outlast(&mut self) {
         let request = self.request(HoldMode::Exclusive).keep_alive(false);
+        self.renews = false;
         self.activity(|| format!("requests, without renewals, {request:?}"));
         match request.acquire().await {
             Ok(guard) => {
@@ -356,7 +331,7 @@ impl User {
                 let lost = guard.lost().await;
                 self.lost(belief, &lost);
             }
-            Err(error) => self.expect("to acquire", &error, &[ErrorKind::Lost]),
+            Err(error) => self.expect_lost("to acquire", &error, &[ErrorKind::Lost]),
         }
     }
 
@@ -406,9 +381,9 @@ impl User {
     async fn release(&mut self, guard: Arc<Guard>, belief: usize) {
         self.activity(|| "releases".to_owned());
         self.end(belief);
-        let Ok(guard) = Arc::try_unwrap(guard) else { return };
+        let guard = Arc::into_inner(guard).expect("the referee keeps weak references only");
         if let Err(error) = guard.release().await {
-            self.expect("to release", &error, FAULTS);
+            self.expect_lost("to release", &error, FAULTS);
         }
     }
 
@@ -431,12 +406,15 @@ impl User {
 
     fn check(&self, belief: usize) {
         world::with(|world| {
-            let at = self.real_time();
-            let mut referee = world.referee.borrow_mut();
-            referee.check_token(belief);
-            drop(referee);
-            world.schedule(at, WorldEvent::Check { belief });
+            world.judged(|referee, eyes| referee.check_token(belief, eyes));
+            self.check_overlap(belief);
         });
+    }
+
+    /// Lets the referee compare the hold with all others, at the real time of this process.
+    fn check_overlap(&self, belief: usize) {
+        let at = self.real_time();
+        world::with(|world| world.schedule(at, WorldEvent::Check { belief }));
     }
 
     fn end(&self, belief: usize) {
@@ -444,10 +422,42 @@ impl User {
         world::with(|world| world.referee.borrow_mut().ended(belief, at));
     }
 
-    fn lost(&self, belief: usize, lost: &tenure::Lost) {
+    /// The user was told of a loss. Breaks the run unless a fault, an operator or the request itself explains it.
+    fn lost(&self, belief: usize, lost: &Lost) {
         self.activity(|| format!("learns of its loss: {}", lost.reason));
+        let (teller, client) = (self.teller(), self.client);
+        world::with(|world| {
+            let mut referee = world.referee.borrow_mut();
+            referee.losses += 1;
+            let (broken, valid) = (referee.was_broken(belief), referee.relies_on(belief, teller));
+            let disturbances = world.disturbances.borrow();
+            let disturbed = disturbances.explain(client);
+            let explained = match lost.reason {
+                Loss::MaxHold => self.limited,
+                Loss::Evicted => broken,
+                // Only a server that has discarded its holds, and grants nothing meanwhile, denies a hold on which its
+                // user may rely.
+                Loss::Taken => broken || disturbed && (!valid || disturbances.holds_discarded),
+                Loss::Expired => disturbed || !self.renews,
+                Loss::Disconnected => disturbed,
+                _ => false,
+            };
+            drop((referee, disturbances));
+            if !explained {
+                world.breach(ProductBreach::UnexpectedLoss, format!("client {client}: {lost}"));
+            }
+        });
         self.end(belief);
-        world::with(|world| world.referee.borrow_mut().losses += 1);
+    }
+
+    /// As [`expect`](Self::expect), for a request that may find its hold ended as the request itself, or an operator,
+    /// wanted it.
+    fn expect_lost(&self, what: &str, error: &Error, kinds: &[ErrorKind]) {
+        let ended = !self.renews || self.limited;
+        let broken = || world::with(|world| world.referee.borrow().has_broken());
+        if error.kind() != ErrorKind::Lost || !ended && !broken() {
+            self.expect(what, error, kinds);
+        }
     }
 
     fn expect(&self, what: &str, error: &Error, kinds: &[ErrorKind]) {

@@ -9,13 +9,16 @@ use std::collections::BinaryHeap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use tenure_core::{Random, Time};
+use tenure_core::{FencingToken, Random, Time};
 
+use super::KindCounts;
+use super::disturbance::Disturbances;
 use super::host::Host;
 use super::network::{Arrival, Net, Side};
+use super::panics;
 use super::plan::{Fault, Plan};
 use super::process::Process;
-use super::referee::{ProductBreach, Referee};
+use super::referee::{Eyes, ProductBreach, Referee};
 use super::timeline::Timeline;
 use super::wire_tap::WireTap;
 
@@ -86,6 +89,8 @@ pub(super) struct ProductWorld {
     pub(super) processes: RefCell<Vec<Rc<Process>>>,
     pub(super) referee: RefCell<Referee>,
     pub(super) tap: RefCell<WireTap>,
+    pub(super) disturbances: RefCell<Disturbances>,
+    pub(super) counts: RefCell<KindCounts>,
     pub(super) timeline: RefCell<Timeline>,
     pub(super) healed: Cell<bool>,
     /// The probes at the end of the run have succeeded.
@@ -136,6 +141,8 @@ impl ProductWorld {
         Rc::new(Self {
             net: RefCell::new(net),
             host: RefCell::new(host),
+            disturbances: RefCell::new(Disturbances::new(&plan)),
+            counts: RefCell::default(),
             plan,
             now: Cell::new(0),
             queue: RefCell::default(),
@@ -167,6 +174,11 @@ impl ProductWorld {
         CURRENT.set(None);
     }
 
+    /// Leaves a world that has panicked as it is: its streams must not be closed in an unknown state.
+    pub(super) fn abandon(self: &Rc<Self>) {
+        std::mem::forget((CURRENT.take(), Rc::clone(self)));
+    }
+
     fn run_all(self: &Rc<Self>) {
         self.schedule(0, WorldEvent::StartServer);
         for client in 0..self.plan.clients {
@@ -184,8 +196,7 @@ impl ProductWorld {
         if !self.finished.get() && !self.is_over() {
             let waiting: Vec<String> =
                 self.processes.borrow().iter().map(|process| process.describe()).collect();
-            let local = |client, life| self.local_time(client, life);
-            let held = self.referee.borrow().valid(self.now.get(), &local);
+            let held = self.judged(|referee, eyes| referee.valid(eyes));
             self.breach(
                 ProductBreach::NotServed,
                 format!("{}; held: [{}]", waiting.join("; "), held.join(", ")),
@@ -218,6 +229,9 @@ impl ProductWorld {
             self.now.set(at);
             self.events.set(self.events.get() + 1);
             self.handle(event);
+            if let Some(message) = panics::take() {
+                self.breach(ProductBreach::Panicked, message);
+            }
         }
         self.now.set(limit);
     }
@@ -258,8 +272,11 @@ impl ProductWorld {
                 self.schedule_step(client, now);
             }
             WorldEvent::DiskFreed => {
-                note!(self, "disk", "has space again");
-                self.host.borrow().disk.set_full(false);
+                let host = self.host.borrow();
+                if host.full_until <= now {
+                    note!(self, "disk", "has space again");
+                    host.disk.set_full(false);
+                }
             }
             WorldEvent::Check { belief } => self.check(belief),
             WorldEvent::Heal => self.heal(),
@@ -310,9 +327,29 @@ impl ProductWorld {
         same.then(|| process.drift.borrow().read(self.now.get()))
     }
 
-    fn check(&self, belief: usize) {
+    /// Calls the referee with what it sees now.
+    pub(super) fn judged<T>(&self, judge: impl FnOnce(&mut Referee, &Eyes<'_>) -> T) -> T {
+        let now = self.now.get();
         let local = |client, life| self.local_time(client, life);
-        self.referee.borrow_mut().check(belief, self.now.get(), &local);
+        let half_closed = |token: FencingToken| {
+            let bound = self.tap.borrow().bound_to(token.number());
+            bound.is_some_and(|connection| {
+                let client = self.net.borrow().half_closed(connection);
+                client.is_some_and(|(client, unaware)| {
+                    unaware || now < self.process(client).paused_until.get()
+                })
+            })
+        };
+        let eyes = Eyes { now, local: &local, half_closed: &half_closed };
+        // Guards read the clock of their process: no fault strikes then.
+        let outer = self.judging.replace(true);
+        let judged = judge(&mut self.referee.borrow_mut(), &eyes);
+        self.judging.set(outer);
+        judged
+    }
+
+    fn check(&self, belief: usize) {
+        self.judged(|referee, eyes| referee.check(belief, eyes));
         if let Some((breach, what)) = &self.referee.borrow().breach {
             note!(self, "referee", "{breach}: {what}");
         }
@@ -341,8 +378,12 @@ impl ProductWorld {
     fn begin_fault(self: &Rc<Self>, fault: Fault) {
         note!(self, "fault", "{fault:?}");
         let now = self.now.get();
+        if self.strikes_at_once(fault) {
+            self.count_fault(fault.kind());
+        }
         match fault {
             Fault::Partition { client, up, down, lasts } => {
+                self.disturb(client);
                 let until = now + nanos(lasts);
                 let path = &mut self.net.borrow_mut().paths[client];
                 for (blocked, hit) in path.blocked_until.iter_mut().zip([up, down]) {
@@ -352,6 +393,7 @@ impl ProductWorld {
                 }
             }
             Fault::Slow { client, extra, lasts } => {
+                self.disturb(client);
                 let path = &mut self.net.borrow_mut().paths[client];
                 path.slow_until = path.slow_until.max(now + nanos(lasts));
                 path.extra = nanos(extra);
@@ -363,8 +405,10 @@ impl ProductWorld {
                 self.cut(client, client_after, server_after, true);
             }
             Fault::SlowReader { client, lasts } => {
+                self.disturb(client);
                 let until = now + nanos(lasts);
                 let mut net = self.net.borrow_mut();
+                let until = net.paths[client].reads_from.max(until);
                 net.paths[client].reads_from = until;
                 for connection in net.of_client(client) {
                     net.connections[connection].end_mut(Side::Client).reads_from = until;
@@ -372,6 +416,7 @@ impl ProductWorld {
                 self.schedule(until, WorldEvent::ReadAgain { client });
             }
             Fault::PauseClient { client, lasts } => {
+                self.disturb(client);
                 let process = self.process(client);
                 let until = process.paused_until.get().max(now + nanos(lasts));
                 process.paused_until.set(until);
@@ -390,6 +435,7 @@ impl ProductWorld {
                 self.schedule_server(now);
             }
             Fault::StepWallClock { client, by, back } => {
+                self.disturbances.borrow_mut().wall_clocks = true;
                 let by = i64::try_from(by.as_nanos()).unwrap_or(i64::MAX);
                 let by = if back { -by } else { by };
                 match client {
@@ -405,10 +451,45 @@ impl ProductWorld {
             | Fault::CrashMachine { .. }
             | Fault::ShutDownServer { .. } => self.begin_server_fault(fault),
             Fault::FillDisk { lasts } => {
-                self.host.borrow().disk.set_full(true);
-                self.schedule(now + nanos(lasts), WorldEvent::DiskFreed);
+                let mut host = self.host.borrow_mut();
+                host.disk.set_full(true);
+                host.full_until = host.full_until.max(now + nanos(lasts));
+                self.schedule(host.full_until, WorldEvent::DiskFreed);
             }
         }
+    }
+
+    /// True if the fault has its effect now. Others are counted when they strike.
+    fn strikes_at_once(&self, fault: Fault) -> bool {
+        match fault {
+            Fault::Reset { client, .. } | Fault::ProxyClose { client, .. } => {
+                !self.net.borrow().of_client(client).is_empty()
+            }
+            Fault::PauseClient { client, .. } | Fault::KillClient { client, .. } => {
+                self.process(client).is_alive()
+            }
+            Fault::Partition { .. }
+            | Fault::Slow { .. }
+            | Fault::SlowReader { .. }
+            | Fault::SlewClient { .. }
+            | Fault::SlewServer { .. }
+            | Fault::StepWallClock { .. } => true,
+            Fault::StopClient { .. }
+            | Fault::StopServer { .. }
+            | Fault::KillServer { .. }
+            | Fault::CrashMachine { .. }
+            | Fault::ShutDownServer { .. }
+            | Fault::FillDisk { .. } => false,
+        }
+    }
+
+    pub(super) fn count_fault(&self, kind: usize) {
+        self.counts.borrow_mut().faults[kind] += 1;
+    }
+
+    /// From here on, requests of this client may fail or be late.
+    pub(super) fn disturb(&self, client: usize) {
+        self.disturbances.borrow_mut().strike(Some(client));
     }
 
     /// Cuts all connections of a client, and tells each side after a time.
@@ -419,6 +500,7 @@ impl ProductWorld {
         server_after: Option<Duration>,
         finish: bool,
     ) {
+        self.disturb(client);
         let now = self.now.get();
         let connections = self.net.borrow().of_client(client);
         for connection in connections {
@@ -440,15 +522,6 @@ impl ProductWorld {
         note!(self, "network", "connection {connection} of client {client} ends at the {side:?}");
         if !finish {
             return net.break_end(connection, side);
-        }
-        let open = |end: &super::network::End| end.state == super::network::EndState::Open;
-        // The client does not know of the end yet, or is stopped while it learns of it.
-        let unaware = open(net.connections[connection].end(Side::Client))
-            || self.process(client).paused_until.get() > self.now.get();
-        if side == Side::Server && unaware {
-            // The server takes this for a close by the holder: a documented case of two holders.
-            let until = self.now.get() + nanos(self.plan.max_ttl());
-            self.referee.borrow_mut().half_closed(client, until);
         }
         net.finish_end(connection, side);
     }

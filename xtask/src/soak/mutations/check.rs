@@ -188,12 +188,12 @@ impl Runner {
         })
     }
 
-    /// Runs a check that was built. A failure counts only if the check fails again: a busy machine can make a test
-    /// with real time fail, which would hide a mutation that nothing notices.
+    /// Runs a check that was built. A failure, or a run that does not end, counts only if it happens again: a busy
+    /// machine can make a test with real time fail, which would hide a mutation that nothing notices.
     pub(super) fn run(&self, check: &MutationCheck, limit: Duration) -> Result<CheckResult> {
         match self.run_once(check, limit)? {
-            CheckResult::Failed(_) => self.run_once(check, limit),
-            result => Ok(result),
+            CheckResult::Failed(_) | CheckResult::Hung(_) => self.run_once(check, limit),
+            CheckResult::Passed => Ok(CheckResult::Passed),
         }
     }
 

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use tenure::election::{Election, Leadership};
+use tenure::election::{Election, Ended, Leadership};
 use tenure::once::Once;
 use tenure::{ErrorKind, FencingToken};
+use tenure_core::lease::margin;
 
 use super::super::host;
-use super::super::referee::HoldMode;
+use super::super::referee::{HoldMode, ProductBreach};
 use super::super::world;
-use super::{FAULTS, User, is_healed, ttl_base};
+use super::{FAULTS, User, breach, is_healed, ttl_base};
 
 impl User {
     pub(super) async fn detach(&mut self) {
@@ -22,14 +23,14 @@ impl User {
         self.activity(|| format!("requests, to detach, {request:?}"));
         let guard = match request.acquire().await {
             Ok(guard) => Arc::new(guard),
-            Err(error) => return self.expect("to acquire", &error, &[ErrorKind::Lost]),
+            Err(error) => return self.expect_lost("to acquire", &error, &[ErrorKind::Lost]),
         };
         let belief = self.begin(&guard, HoldMode::Exclusive);
         let pause = self.span(Duration::ZERO, ttl);
         self.sleep(pause).await;
         // The hold lasts as long as the guard has said.
         world::with(|world| world.referee.borrow_mut().detaching(belief));
-        let Ok(guard) = Arc::try_unwrap(guard) else { return };
+        let guard = Arc::into_inner(guard).expect("the referee keeps weak references only");
         let handle = match guard.detach().await {
             Ok(handle) => {
                 world::with(|world| world.referee.borrow_mut().detached(belief));
@@ -37,7 +38,7 @@ impl User {
             }
             Err(error) => {
                 self.end(belief);
-                return self.expect("to detach", &error, FAULTS);
+                return self.expect_lost("to detach", &error, FAULTS);
             }
         };
         self.activity(|| format!("has detached {key}"));
@@ -47,9 +48,11 @@ impl User {
             let sent = self.clock.now();
             match self.store.renew(&key, &handle, ttl).await {
                 // As a guard would count it.
-                Ok(()) => world::with(|world| {
-                    world.referee.borrow_mut().renewed(belief, sent + ttl * 5 / 6);
-                }),
+                Ok(()) => {
+                    let deadline = sent + ttl.saturating_sub(margin(ttl));
+                    world::with(|world| world.referee.borrow_mut().renewed(belief, deadline));
+                    self.check_overlap(belief);
+                }
                 Err(error) => {
                     let expected = [FAULTS, &[ErrorKind::NotHeld]].concat();
                     self.expect("to renew by handle", &error, &expected);
@@ -80,10 +83,14 @@ impl User {
         world::with(|world| {
             world.referee.borrow_mut().broken(token);
         });
-        let Ok(key) = tenure::Key::new(&key) else { return };
+        let key = tenure::Key::new(&key).expect("the names of the keys are valid");
         if let Err(error) = self.store.store().evict(&key, token, "simulated").await {
             let expected = [FAULTS, &[ErrorKind::NotHeld]].concat();
             self.expect("to break", &error, &expected);
+            // The server has broken nothing, unless its answer is missing.
+            if matches!(error.kind(), ErrorKind::NotHeld | ErrorKind::Unavailable) {
+                world::with(|world| world.referee.borrow_mut().not_broken(token));
+            }
         }
     }
 
@@ -137,8 +144,14 @@ impl User {
         tokio::select! {
             biased;
             ended = leadership.ended() => {
-                self.activity(|| format!("leads no longer: {ended:?}"));
-                self.end(belief);
+                match ended {
+                    Ended::Lost(lost) => self.lost(belief, &lost),
+                    // Only this user ends its terms, and only below.
+                    Ended::Released => {
+                        let what = format!("client {}: {ended}", self.client);
+                        breach(ProductBreach::UnexpectedLoss, what);
+                    }
+                }
                 return None;
             }
             () = self.sleep(long) => {}
@@ -164,13 +177,8 @@ impl User {
     }
 
     pub(super) async fn once(&mut self) {
-        let (wall, wrong) = world::with(|world| {
-            let process = world.process(self.client);
-            let offset = process.wall_offset.get();
-            let since = host::WALL_EPOCH + process.real_time(world.now.get());
-            let since = since.saturating_add_signed(offset);
-            (SystemTime::UNIX_EPOCH + Duration::from_nanos(since), offset != 0)
-        });
+        let (since, wrong) = self.wall_time();
+        let wall = SystemTime::UNIX_EPOCH + since;
         let period = Duration::from_secs(ttl_base().as_secs() + 1);
         self.activity(|| format!("runs once per {period:?}"));
         match self.store.once("task").per(period).at(wall).begin().await {
@@ -191,9 +199,27 @@ impl User {
             }
             Ok(Once::Ran(_)) => {}
             Err(error) => {
-                let clocks = [ErrorKind::Invalid, ErrorKind::Contention];
-                self.expect("to run once", &error, &[FAULTS, &clocks].concat());
+                // A later slot was run: meanwhile its time has come, or a clock is wrong.
+                let later = self.wall_time().0.as_nanos() / period.as_nanos()
+                    > since.as_nanos() / period.as_nanos();
+                let set = world::with(|world| world.disturbances.borrow().wall_clocks);
+                let clocks: &[ErrorKind] = match (set, later) {
+                    (true, _) => &[ErrorKind::Invalid, ErrorKind::Contention],
+                    (false, true) => &[ErrorKind::Invalid],
+                    (false, false) => &[],
+                };
+                self.expect("to run once", &error, &[FAULTS, clocks].concat());
             }
         }
+    }
+
+    /// Time of this host's wall clock since the epoch, and true if the clock was set.
+    fn wall_time(&self) -> (Duration, bool) {
+        world::with(|world| {
+            let process = world.process(self.client);
+            let offset = process.wall_offset.get();
+            let since = host::WALL_EPOCH + process.real_time(world.now.get());
+            (Duration::from_nanos(since.saturating_add_signed(offset)), offset != 0)
+        })
     }
 }
