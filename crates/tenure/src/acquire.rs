@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use tenure_core::acquire::{Acquire, AcquireAnswer, AcquireCommand, AcquireInput};
+use tenure_core::acquire::{Acquire, AcquireAnswer, AcquireCommand, AcquireInput, RequestFailure};
 use tenure_core::keeper::Granted;
 use tenure_core::lease::Lease;
 use tenure_core::{Key, Machine as _, Time};
@@ -15,11 +15,12 @@ use tracing::Instrument as _;
 
 use crate::drive::{Drive, Either, race};
 use crate::guard::{Guard, HoldCallbacks, HoldContext, Keep};
+use crate::outage::{OutageCallbacks, OutageMonitor};
 use crate::store::{
     self, Claim, Contended, Grant, Identity, Place, QueueKind, Store, Version, Waited,
 };
 use crate::telemetry::{self, Labels};
-use crate::{Clock, Error, ErrorKind, Result};
+use crate::{Clock, Error, ErrorKind, Result, client};
 
 /// Task that owns an acquisition from its first claim on, and then the hold.
 ///
@@ -33,6 +34,7 @@ pub(crate) struct AcquireTask {
     pub(crate) caller: Caller,
     pub(crate) machine: Acquire,
     pub(crate) labels: Labels,
+    pub(crate) on_outage: OutageCallbacks,
 }
 
 impl AcquireTask {
@@ -47,12 +49,15 @@ impl AcquireTask {
 
     /// Runs the acquisition to its end. Returns the keeper once the guard is delivered; `None` if nothing was acquired.
     async fn acquire(self) -> Option<Keep> {
-        let Self { store, clock, mut claim, lease, callbacks, caller, machine, labels } = self;
+        let Self { store, clock, mut claim, lease, callbacks, caller, machine, labels, on_outage } =
+            self;
         let (asked, pid) = (clock.now(), std::process::id());
         let wait = labels.waits(asked);
+        let outage = OutageMonitor::new(clock.clone(), &claim.key, &store, on_outage);
         let mut steering = AcquireDriver {
             store: Arc::clone(&store),
             key: claim.key.clone(),
+            outage,
             drive: Drive { machine, clock, labels },
             caller,
             found: AcquireFindings::default(),
@@ -262,6 +267,7 @@ struct AcquireDriver {
     store: Arc<dyn Store>,
     key: Key,
     drive: Drive<Acquire>,
+    outage: OutageMonitor,
     caller: Caller,
     found: AcquireFindings,
     asked: Time,
@@ -284,8 +290,11 @@ impl AcquireDriver {
     fn failed(&mut self, error: Error) {
         let Self { key, store, .. } = &*self;
         tracing::debug!(name: "tenure.request_failed", %key, %store, %error);
-        let now = self.drive.now();
-        self.drive.machine.handle_failure(error.failure(), &error, now);
+        let (now, failure) = (self.drive.now(), error.failure());
+        self.drive.machine.handle_failure(failure, &error, now);
+        if failure != RequestFailure::Permanent && !self.caller.fail_fast {
+            self.outage.failed(&error);
+        }
         // The holder that an earlier answer named may have released the lock meanwhile: do not name it in an error.
         self.found.busy = None;
         if self.caller.fail_fast {
@@ -315,10 +324,18 @@ impl AcquireDriver {
     }
 
     /// As [`during`](Self::during), and records the duration of the request.
-    async fn timed<T>(&mut self, op: &'static str, request: impl Future<Output = T>) -> Raced<T> {
+    async fn timed<T>(
+        &mut self,
+        op: &'static str,
+        request: impl Future<Output = Result<T>>,
+    ) -> Raced<Result<T>> {
         let began = self.drive.now();
+        self.outage.sent();
         let raced = self.during(request).await;
         self.drive.record(op, began);
+        if let Ok(Ok(_)) = raced {
+            self.outage.answered();
+        }
         raced
     }
 
@@ -334,9 +351,11 @@ impl AcquireDriver {
             if let Some(command) = self.next() {
                 return Err(command);
             }
-            match self.drive.until(&mut request, self.caller.news()).await {
+            let news = race(self.caller.news(), self.outage.report::<Infallible>());
+            match self.drive.until(&mut request, news).await {
                 Some(Either::First(result)) => return Ok(result),
-                Some(Either::Second(news)) => self.drive.handle(news),
+                Some(Either::Second(Either::First(news))) => self.drive.handle(news),
+                Some(Either::Second(Either::Second(never))) => match never {},
                 None => {}
             }
         }
@@ -377,10 +396,7 @@ impl AcquireDriver {
                     None => unknown,
                 }
             }
-            (_, Some(error)) if self.drive.machine.is_failing() => {
-                let message = format!("the store could not be reached for {waited:.1?}: is it up?");
-                Error::new(ErrorKind::Unavailable, message).because(error)
-            }
+            (_, Some(error)) if self.drive.machine.is_failing() => client::away(waited, error),
             (AcquireAnswer::GaveUp, _) => {
                 let message = format!("{held}, and the retry strategy gave up after {waited:.1?}");
                 Error::new(ErrorKind::Timeout, message)

@@ -132,6 +132,18 @@ impl Error {
         self.0.may_be_held_for
     }
 
+    /// The message with the messages of all causes, separated by colons: one line for logs and terminals.
+    pub fn chain(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            cause = error.source();
+        }
+        text
+    }
+
     /// Classifies the failure of a request for the state machine that issued it.
     pub(crate) fn failure(&self) -> RequestFailure {
         match self.kind() {
@@ -207,6 +219,7 @@ mod tests {
             "reports on tenure://localhost:6388: cannot claim: is the server up?"
         );
         assert_eq!(error.source().unwrap().to_string(), "connection refused");
+        assert_eq!(error.chain(), format!("{error}: connection refused"));
         assert_eq!(error.kind(), ErrorKind::Unavailable);
     }
 

@@ -64,6 +64,8 @@
 //! | `tenure.release_failed` | warn | `error` |
 //! | `tenure.ended` | debug | `token`, `end` |
 //! | `tenure.request_failed` | debug | `error`: a claim, a wait or a confirmation failed and is retried |
+//! | `tenure.store_away` | warn | `away_ms`, `error`: the store is away, and requests are retried |
+//! | `tenure.store_back` | info | `away_ms`: the store answers again |
 //! | `tenure.watch_failed` | debug | `error`: the store could not push changes; the key is polled |
 //! | `tenure.evicted` | info | `token`, `reason` |
 //! | `tenure.clock_jump` | warn | `jump_ms`; no `key`: the clock of the store was changed |
@@ -90,6 +92,7 @@ mod identity;
 #[cfg(feature = "jobs")]
 pub mod jobs;
 pub mod once;
+mod outage;
 mod pending;
 mod process;
 mod request;
@@ -105,11 +108,12 @@ pub mod metrics {
     pub use crate::telemetry::{Kind, METRICS, Metric, describe, refresh};
 }
 
-pub use client::Client;
+pub use client::{Client, ClientBuilder};
 pub use clock::{Clock, ManualClock, Sleep};
 pub use election::{Election, ElectionRequest, Leader, Leadership};
 pub use error::{Error, ErrorKind, Result};
 pub use guard::{Guard, Lost};
+pub use outage::StoreOutage;
 pub use pending::Pending;
 pub use request::LockRequest;
 #[cfg(all(unix, feature = "file"))]

@@ -14,6 +14,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::acquire::{AcquireTask, Caller};
 use crate::guard::{Guard, HoldCallbacks};
+use crate::outage::{OutageCallbacks, StoreOutage};
 use crate::pending::Pending;
 use crate::store::{Claim, Mode, QueueKind, Store, unsupported};
 use crate::telemetry::Labels;
@@ -69,6 +70,7 @@ pub struct LockRequest {
     detached: bool,
     fail_fast: bool,
     callbacks: HoldCallbacks,
+    on_outage: OutageCallbacks,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -113,6 +115,7 @@ impl LockRequest {
             detached: false,
             fail_fast: false,
             callbacks: HoldCallbacks::default(),
+            on_outage: OutageCallbacks::default(),
         }
     }
 
@@ -228,6 +231,13 @@ impl LockRequest {
     /// [`Guard::lost`] resolves.
     pub fn on_renewal_error(mut self, f: impl Fn(&Error) + Send + Sync + 'static) -> Self {
         self.callbacks.renewal_error.push(Arc::new(move |error| f(error)));
+        self
+    }
+
+    /// Calls `f` when the store has been away for up to two seconds while the request waits, every 30 s after that, and
+    /// when the store is back. The request is retried meanwhile. `f` must return soon.
+    pub fn on_outage(mut self, f: impl Fn(&StoreOutage) + Send + Sync + 'static) -> Self {
+        self.on_outage.push(f);
         self
     }
 
@@ -415,8 +425,8 @@ impl LockRequest {
             Mode::Slot { .. } => "semaphore",
         });
         let labels = Labels::new(&*store, class);
-        let (clock, at_work, callbacks) = (self.clock, self.at_work, self.callbacks);
-        Ok(Prepared { store, clock, at_work, claim, lease, options, callbacks, labels })
+        let Self { clock, at_work, callbacks, on_outage, .. } = self;
+        Ok(Prepared { store, clock, at_work, claim, lease, options, callbacks, labels, on_outage })
     }
 }
 
@@ -442,6 +452,7 @@ struct Prepared {
     options: AcquireOptions,
     callbacks: HoldCallbacks,
     labels: Labels,
+    on_outage: OutageCallbacks,
 }
 
 impl Prepared {
@@ -459,8 +470,18 @@ impl Prepared {
             Error::new(ErrorKind::Invalid, message).on(&self.claim.key).because(error)
         })?;
         let machine = Acquire::new(self.options, self.clock.now());
-        let Self { store, clock, at_work, claim, lease, callbacks, labels, .. } = self;
-        let task = AcquireTask { store, clock, claim, lease, callbacks, caller, machine, labels };
+        let Self { store, clock, at_work, claim, lease, callbacks, labels, on_outage, .. } = self;
+        let task = AcquireTask {
+            store,
+            clock,
+            claim,
+            lease,
+            callbacks,
+            caller,
+            machine,
+            labels,
+            on_outage,
+        };
         runtime.spawn(async move {
             task.run().await;
             drop(at_work);

@@ -141,7 +141,11 @@ impl Write for ServerStream {
 
 impl NetworkStream for ServerStream {
     fn finish(&self) {
-        world::with(|world| world.net.borrow_mut().finish(self.0, Side::Server, world.now.get()));
+        world::with(|world| {
+            world.net.borrow_mut().finish(self.0, Side::Server, world.now.get());
+            // The server closes the connection: a grant to one of its claims is no longer pushed.
+            world.tap.borrow_mut().forget(self.0);
+        });
     }
 
     fn take_error(&self) -> io::Result<Option<io::Error>> {

@@ -1,0 +1,104 @@
+//! Settings of a client before it connects.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use tenure_core::acquire::RequestFailure;
+
+use super::Client;
+use crate::drive::{Either, before, race};
+use crate::outage::{OutageCallbacks, OutageMonitor, StoreOutage};
+use crate::{Clock, Error, ErrorKind, Result, url};
+
+/// First pause between two attempts to connect. Each further pause is twice as long, up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// Longest pause between two attempts to connect.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Settings of a client. Made by [`Client::builder`].
+///
+/// ```
+/// use std::time::Duration;
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+/// let client = tenure::Client::builder()
+///     .wait_for_store(Duration::from_secs(20)) // a store that is not up yet is waited for
+///     .on_outage(|outage| eprintln!("{outage}"))
+///     .connect("memory:")
+///     .await?;
+/// # drop(client);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use = "a builder does nothing until it connects"]
+pub struct ClientBuilder {
+    /// Time to wait for the store; `None` to fail at once.
+    patience: Option<Duration>,
+    on_outage: OutageCallbacks,
+}
+
+impl ClientBuilder {
+    /// Waits up to `limit` for a store that is away; [`Duration::MAX`] waits for ever. Without this setting, connecting
+    /// fails at once.
+    pub fn wait_for_store(mut self, limit: Duration) -> Self {
+        self.patience = Some(limit);
+        self
+    }
+
+    /// Calls `f` within two seconds of an outage, every 30 s after that, and when the store is back. It is called while
+    /// the client connects; [`LockRequest::on_outage`](crate::LockRequest::on_outage) is for later.
+    pub fn on_outage(mut self, f: impl Fn(&StoreOutage) + Send + Sync + 'static) -> Self {
+        self.on_outage.push(f);
+        self
+    }
+
+    /// Connects to the store at `url`, as [`Client::connect`] does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Client::connect`]. An error that waiting cannot cure (a wrong URL, wrong credentials, a missing
+    /// database) is returned at once; `Unavailable` if the store was away for the whole time.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe to drop at any time.
+    pub async fn connect(self, url: &str) -> Result<Client> {
+        let Some(limit) = self.patience else { return Client::connect(url).await };
+        let clock = Clock::system();
+        let begun = clock.now();
+        // The rest of the URL may contain a password.
+        let scheme = url.split(':').next().unwrap_or_default();
+        let mut monitor = OutageMonitor::new(clock.clone(), "", scheme, self.on_outage);
+        let mut pause = FIRST_PAUSE;
+        loop {
+            monitor.sent();
+            let opened = match race(url::open(url), monitor.report::<Infallible>()).await {
+                Either::First(opened) => opened,
+                Either::Second(never) => match never {},
+            };
+            let error = match opened {
+                Ok(store) => {
+                    monitor.answered();
+                    return Ok(Client::with_store(store));
+                }
+                Err(error) if error.failure() == RequestFailure::Permanent => return Err(error),
+                Err(error) => error,
+            };
+            monitor.failed(&error);
+            let now = clock.now();
+            let waited = now.since(begun);
+            if waited >= limit {
+                return Err(away(waited, error));
+            }
+            let end = now + pause.min(limit.saturating_sub(waited));
+            before(&clock, end, monitor.report::<Infallible>()).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+}
+
+/// Error of a store that was away for the whole time that the caller wanted to wait.
+pub(crate) fn away(waited: Duration, error: Error) -> Error {
+    let message = format!("the store could not be reached for {waited:.1?}: is it up?");
+    Error::new(ErrorKind::Unavailable, message).because(error)
+}
