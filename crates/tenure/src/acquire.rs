@@ -15,7 +15,7 @@ use tracing::Instrument as _;
 
 use crate::drive::{Drive, Either, race};
 use crate::guard::{Guard, HoldCallbacks, HoldContext, Keep};
-use crate::outage::{OutageCallbacks, OutageMonitor};
+use crate::outage::OutageMonitor;
 use crate::store::{
     self, Claim, Contended, Grant, Identity, Place, QueueKind, Store, Version, Waited,
 };
@@ -34,7 +34,7 @@ pub(crate) struct AcquireTask {
     pub(crate) caller: Caller,
     pub(crate) machine: Acquire,
     pub(crate) labels: Labels,
-    pub(crate) on_outage: OutageCallbacks,
+    pub(crate) outage: OutageMonitor,
 }
 
 impl AcquireTask {
@@ -49,11 +49,10 @@ impl AcquireTask {
 
     /// Runs the acquisition to its end. Returns the keeper once the guard is delivered; `None` if nothing was acquired.
     async fn acquire(self) -> Option<Keep> {
-        let Self { store, clock, mut claim, lease, callbacks, caller, machine, labels, on_outage } =
+        let Self { store, clock, mut claim, lease, callbacks, caller, machine, labels, outage } =
             self;
         let (asked, pid) = (clock.now(), std::process::id());
         let wait = labels.waits(asked);
-        let outage = OutageMonitor::new(clock.clone(), &claim.key, &store, on_outage);
         let mut steering = AcquireDriver {
             store: Arc::clone(&store),
             key: claim.key.clone(),
@@ -292,7 +291,7 @@ impl AcquireDriver {
         tracing::debug!(name: "tenure.request_failed", %key, %store, %error);
         let (now, failure) = (self.drive.now(), error.failure());
         self.drive.machine.handle_failure(failure, &error, now);
-        if failure != RequestFailure::Permanent && !self.caller.fail_fast {
+        if failure != RequestFailure::Permanent {
             self.outage.failed(&error);
         }
         // The holder that an earlier answer named may have released the lock meanwhile: do not name it in an error.
@@ -351,7 +350,7 @@ impl AcquireDriver {
             if let Some(command) = self.next() {
                 return Err(command);
             }
-            let news = race(self.caller.news(), self.outage.report::<Infallible>());
+            let news = race(self.caller.news(), self.outage.report());
             match self.drive.until(&mut request, news).await {
                 Some(Either::First(result)) => return Ok(result),
                 Some(Either::Second(Either::First(news))) => self.drive.handle(news),

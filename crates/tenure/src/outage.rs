@@ -1,12 +1,13 @@
 //! Reports of a store that is away: to the log, and to callbacks of the caller.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::future::pending;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tenure_core::Machine as _;
 use tenure_core::outage::{Outage, OutageInput, OutageReport};
+use tenure_core::{Machine as _, Time};
 
 use crate::{Clock, Error};
 
@@ -65,14 +66,23 @@ impl fmt::Debug for OutageCallbacks {
     }
 }
 
-/// Outage of a store, from the requests of one acquisition, election or connect.
-pub(crate) struct OutageMonitor {
-    outage: Outage,
+/// Outage of a store, as the requests of one acquisition, election or connect see it. Clones share it.
+#[derive(Clone)]
+pub(crate) struct OutageMonitor(Arc<SharedOutage>);
+
+struct SharedOutage {
     clock: Clock,
-    /// Subject of the reports in the log: the key and the store.
+    /// Key and store, for the log.
     subject: (String, String),
-    reason: Option<Arc<str>>,
     callbacks: OutageCallbacks,
+    state: Mutex<OutageState>,
+}
+
+#[derive(Default)]
+struct OutageState {
+    outage: Outage,
+    /// Error of the last request, with its causes.
+    reason: Option<Arc<str>>,
 }
 
 impl OutageMonitor {
@@ -82,25 +92,34 @@ impl OutageMonitor {
         store: impl fmt::Display,
         callbacks: OutageCallbacks,
     ) -> Self {
-        let subject = (key.to_string(), store.to_string());
-        Self { outage: Outage::default(), clock, subject, reason: None, callbacks }
+        let (subject, state) = ((key.to_string(), store.to_string()), Mutex::default());
+        Self(Arc::new(SharedOutage { clock, subject, callbacks, state }))
     }
 
     /// A request was sent that a working store answers at once.
-    pub(crate) fn sent(&mut self) {
-        self.handle(OutageInput::Sent);
+    pub(crate) fn sent(&self) {
+        self.update(|outage, now| outage.outage.handle(OutageInput::Sent, now));
     }
 
     /// The store has answered.
-    pub(crate) fn answered(&mut self) {
-        self.reason = None;
-        self.handle(OutageInput::Answered);
+    pub(crate) fn answered(&self) {
+        self.update(|outage, now| {
+            outage.reason = None;
+            outage.outage.handle(OutageInput::Answered, now);
+        });
     }
 
     /// A request failed, and is retried.
-    pub(crate) fn failed(&mut self, error: &Error) {
-        self.reason = Some(error.chain().into());
-        self.handle(OutageInput::Failed);
+    pub(crate) fn failed(&self, error: &Error) {
+        self.update(|outage, now| {
+            outage.reason = Some(error.chain().into());
+            outage.outage.handle(OutageInput::Failed, now);
+        });
+    }
+
+    /// Forgets the outage without a report: the store is no longer needed.
+    pub(crate) fn clear(&self) {
+        *self.state() = OutageState::default();
     }
 
     /// Reports what is due, for as long as it is polled. Never resolves.
@@ -108,39 +127,59 @@ impl OutageMonitor {
     /// # Cancel safety
     ///
     /// Safe to drop at any time.
-    pub(crate) async fn report<T>(&mut self) -> T {
-        while let Some(due) = self.outage.poll_timeout() {
-            self.clock.sleep_until(due).await;
-            self.outage.handle_timeout(self.clock.now());
-            self.publish();
+    pub(crate) async fn report(&self) -> Infallible {
+        loop {
+            let due = self.state().outage.poll_timeout();
+            let Some(due) = due else { return pending().await };
+            self.0.clock.sleep_until(due).await;
+            self.update(|outage, now| outage.outage.handle_timeout(now));
         }
-        pending().await
     }
 
-    fn handle(&mut self, input: OutageInput) {
-        self.outage.handle(input, self.clock.now());
-        self.publish();
-    }
-
-    fn publish(&mut self) {
-        while let Some(report) = self.outage.poll_command() {
-            let (key, store) = &self.subject;
-            let report = match report {
-                OutageReport::Away(lasts) => {
-                    let away_ms = u64::try_from(lasts.as_millis()).unwrap_or(u64::MAX);
-                    let error = self.reason.as_deref();
-                    tracing::warn!(name: "tenure.store_away", key, store, away_ms, error);
-                    StoreOutage::Away { lasts, reason: self.reason.clone() }
-                }
-                OutageReport::Back(after) => {
-                    let away_ms = u64::try_from(after.as_millis()).unwrap_or(u64::MAX);
-                    tracing::info!(name: "tenure.store_back", key, store, away_ms);
-                    StoreOutage::Back { after }
-                }
-            };
-            for callback in &self.callbacks.0 {
+    fn update(&self, change: impl FnOnce(&mut OutageState, Time)) {
+        let reports: Vec<StoreOutage> = {
+            let mut state = self.state();
+            change(&mut state, self.0.clock.now());
+            std::iter::from_fn(|| state.next_report()).collect()
+        };
+        for report in reports {
+            self.log(&report);
+            for callback in &self.0.callbacks.0 {
                 callback(&report);
             }
         }
+    }
+
+    fn log(&self, report: &StoreOutage) {
+        let (key, store) = &self.0.subject;
+        let millis = |time: &Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        match report {
+            StoreOutage::Away { lasts, reason } => {
+                let (away_ms, error) = (millis(lasts), reason.as_deref());
+                tracing::warn!(name: "tenure.store_away", key, store, away_ms, error);
+            }
+            StoreOutage::Back { after } => {
+                tracing::info!(name: "tenure.store_back", key, store, away_ms = millis(after));
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, OutageState> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for OutageMonitor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OutageMonitor")
+    }
+}
+
+impl OutageState {
+    fn next_report(&mut self) -> Option<StoreOutage> {
+        Some(match self.outage.poll_command()? {
+            OutageReport::Away(lasts) => StoreOutage::Away { lasts, reason: self.reason.clone() },
+            OutageReport::Back(after) => StoreOutage::Back { after },
+        })
     }
 }

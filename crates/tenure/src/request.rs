@@ -14,7 +14,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::acquire::{AcquireTask, Caller};
 use crate::guard::{Guard, HoldCallbacks};
-use crate::outage::{OutageCallbacks, StoreOutage};
+use crate::outage::{OutageCallbacks, OutageMonitor, StoreOutage};
 use crate::pending::Pending;
 use crate::store::{Claim, Mode, QueueKind, Store, unsupported};
 use crate::telemetry::Labels;
@@ -71,6 +71,8 @@ pub struct LockRequest {
     fail_fast: bool,
     callbacks: HoldCallbacks,
     on_outage: OutageCallbacks,
+    /// Shared with other requests, instead of one for this request.
+    monitor: Option<OutageMonitor>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -116,6 +118,7 @@ impl LockRequest {
             fail_fast: false,
             callbacks: HoldCallbacks::default(),
             on_outage: OutageCallbacks::default(),
+            monitor: None,
         }
     }
 
@@ -238,6 +241,12 @@ impl LockRequest {
     /// when the store is back. The request is retried meanwhile. `f` must return soon.
     pub fn on_outage(mut self, f: impl Fn(&StoreOutage) + Send + Sync + 'static) -> Self {
         self.on_outage.push(f);
+        self
+    }
+
+    /// Reports outages to a monitor that several requests share, instead of [`on_outage`](Self::on_outage).
+    pub(crate) fn monitored_by(mut self, monitor: OutageMonitor) -> Self {
+        self.monitor = Some(monitor);
         self
     }
 
@@ -425,8 +434,10 @@ impl LockRequest {
             Mode::Slot { .. } => "semaphore",
         });
         let labels = Labels::new(&*store, class);
-        let Self { clock, at_work, callbacks, on_outage, .. } = self;
-        Ok(Prepared { store, clock, at_work, claim, lease, options, callbacks, labels, on_outage })
+        let Self { clock, at_work, callbacks, on_outage, monitor, .. } = self;
+        let outage = monitor
+            .unwrap_or_else(|| OutageMonitor::new(clock.clone(), &claim.key, &store, on_outage));
+        Ok(Prepared { store, clock, at_work, claim, lease, options, callbacks, labels, outage })
     }
 }
 
@@ -452,7 +463,7 @@ struct Prepared {
     options: AcquireOptions,
     callbacks: HoldCallbacks,
     labels: Labels,
-    on_outage: OutageCallbacks,
+    outage: OutageMonitor,
 }
 
 impl Prepared {
@@ -470,18 +481,9 @@ impl Prepared {
             Error::new(ErrorKind::Invalid, message).on(&self.claim.key).because(error)
         })?;
         let machine = Acquire::new(self.options, self.clock.now());
-        let Self { store, clock, at_work, claim, lease, callbacks, labels, on_outage, .. } = self;
-        let task = AcquireTask {
-            store,
-            clock,
-            claim,
-            lease,
-            callbacks,
-            caller,
-            machine,
-            labels,
-            on_outage,
-        };
+        let Self { store, clock, at_work, claim, lease, callbacks, labels, outage, .. } = self;
+        let task =
+            AcquireTask { store, clock, claim, lease, callbacks, caller, machine, labels, outage };
         runtime.spawn(async move {
             task.run().await;
             drop(at_work);

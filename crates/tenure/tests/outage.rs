@@ -92,3 +92,35 @@ async fn connecting_to_a_wrong_url_fails_at_once() {
     let error = builder.connect("carrier-pigeon://coop").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
 }
+
+/// Each claim of an election fails at once, so the outage lasts over many claims.
+#[tokio::test]
+async fn an_election_reports_an_outage_over_all_its_claims() {
+    let (client, faults, hand, reports) = setup();
+    faults.set_down(true);
+    let told = Arc::clone(&reports);
+    let request = client.election("a").on_outage(move |o| told.lock().unwrap().push(o.clone()));
+    let election = request.build().unwrap();
+    election.start().await.unwrap();
+    assert!(until_reported(1, &reports, &hand).await <= Duration::from_secs(2));
+    faults.set_down(false);
+    until_reported(2, &reports, &hand).await;
+    assert!(matches!(reports.lock().unwrap()[1], StoreOutage::Back { .. }));
+}
+
+#[tokio::test]
+async fn an_election_that_has_stopped_reports_nothing() {
+    let (client, faults, hand, reports) = setup();
+    faults.set_down(true);
+    let told = Arc::clone(&reports);
+    let request = client.election("a").on_outage(move |o| told.lock().unwrap().push(o.clone()));
+    let election = request.build().unwrap();
+    election.start().await.unwrap();
+    until_reported(1, &reports, &hand).await;
+    election.shutdown(None).await.unwrap();
+    for _ in 0..1_000 {
+        hand.advance(STEP);
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(reports.lock().unwrap().len(), 1);
+}

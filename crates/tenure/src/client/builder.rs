@@ -1,6 +1,5 @@
 //! Settings of a client before it connects.
 
-use std::convert::Infallible;
 use std::time::Duration;
 
 use tenure_core::acquire::RequestFailure;
@@ -68,11 +67,11 @@ impl ClientBuilder {
         let begun = clock.now();
         // The rest of the URL may contain a password.
         let scheme = url.split(':').next().unwrap_or_default();
-        let mut monitor = OutageMonitor::new(clock.clone(), "", scheme, self.on_outage);
+        let monitor = OutageMonitor::new(clock.clone(), "", scheme, self.on_outage);
         let mut pause = FIRST_PAUSE;
         loop {
             monitor.sent();
-            let opened = match race(url::open(url), monitor.report::<Infallible>()).await {
+            let opened = match race(url::open(url), monitor.report()).await {
                 Either::First(opened) => opened,
                 Either::Second(never) => match never {},
             };
@@ -91,7 +90,7 @@ impl ClientBuilder {
                 return Err(away(waited, error));
             }
             let end = now + pause.min(limit.saturating_sub(waited));
-            before(&clock, end, monitor.report::<Infallible>()).await;
+            before(&clock, end, monitor.report()).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }

@@ -15,6 +15,7 @@ use super::callbacks::{CallbackOutput, ElectionCallbacks};
 use super::claims::Claims;
 use super::{AcquireFailed, Election, Leadership, StateChange, StopReason};
 use crate::guard::Lost;
+use crate::outage::{OutageCallbacks, OutageMonitor, StoreOutage};
 use crate::store::Store;
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -66,6 +67,7 @@ pub struct ElectionRequest {
     note: Option<String>,
     signal: Option<ShutdownSignal>,
     callbacks: ElectionCallbacks,
+    on_outage: OutageCallbacks,
 }
 
 /// Resolves when the election is to shut down.
@@ -104,6 +106,7 @@ impl ElectionRequest {
             note: None,
             signal: None,
             callbacks: ElectionCallbacks::default(),
+            on_outage: OutageCallbacks::default(),
         }
     }
 
@@ -238,6 +241,14 @@ impl ElectionRequest {
         self
     }
 
+    /// Calls `f` when the store has been away for up to two seconds, every 30 s after that, and when the store is back.
+    /// Claims are retried meanwhile. Unlike the other callbacks it runs in the task of the election, so it must return
+    /// soon.
+    pub fn on_outage(mut self, f: impl Fn(&StoreOutage) + Send + Sync + 'static) -> Self {
+        self.on_outage.push(f);
+        self
+    }
+
     /// Calls `f` when the run has ended, as the last callback of the run.
     pub fn on_stopped<R: CallbackOutput<How>, How>(
         mut self,
@@ -263,7 +274,9 @@ impl ElectionRequest {
             ));
         }
         let polls = self.retry.is_some();
+        let outage = OutageMonitor::new(self.clock.clone(), &key, &self.store, self.on_outage);
         let claims = Claims {
+            outage,
             store: self.store,
             clock: self.clock,
             at_work: self.at_work,

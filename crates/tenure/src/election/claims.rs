@@ -9,6 +9,7 @@ use tenure_core::{FencingToken, Key};
 use tokio::sync::{mpsc, watch};
 
 use crate::guard::Guard;
+use crate::outage::OutageMonitor;
 use crate::request::{LockRequest, RequestKind};
 use crate::store::{KeySpace, Store};
 use crate::{Clock, Error, ErrorKind, Result};
@@ -27,6 +28,8 @@ pub(super) struct Claims {
     pub(super) note: Option<String>,
     /// Tries once per claim and leaves the delays to the state machine, instead of waiting at the store.
     pub(super) polls: bool,
+    /// Outages of the store, over all claims.
+    pub(super) outage: OutageMonitor,
 }
 
 impl Claims {
@@ -52,6 +55,7 @@ impl Claims {
             .stop_grace(*stop_grace)
             .keep_alive_factor(*factor)
             .class("election")
+            .monitored_by(self.outage.clone())
             .fail_fast();
         if let Some(id) = id {
             request = request.id(id);

@@ -143,13 +143,18 @@ impl ElectionTask {
         };
         let mut calls = ElectionCalls { orders: Some(orders), signal, signalled: false };
         while calls.orders.is_some() || driver.drive.machine.state() != ElectionState::Stopped {
-            match driver.drive.until(calls.next(), driver.doing.news()).await {
+            let news = race(driver.doing.news(), driver.claims.outage.report());
+            match driver.drive.until(calls.next(), news).await {
                 Some(Either::First(Some(order))) => driver.order(order, calls.signalled),
                 Some(Either::First(None)) => driver.stop(None),
-                Some(Either::Second(news)) => driver.heard(news),
+                Some(Either::Second(Either::First(news))) => driver.heard(news),
+                Some(Either::Second(Either::Second(never))) => match never {},
                 None => {}
             }
             driver.follow();
+            if driver.drive.machine.state() == ElectionState::Stopped {
+                driver.claims.outage.clear();
+            }
         }
     }
 }
