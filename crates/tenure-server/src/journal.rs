@@ -69,7 +69,7 @@
 //! | `pid` | process that uses the directory, for operators | - | read for an error message only |
 //! | `quarantine/` | files that the last crash made untrustworthy | - | never read |
 //!
-//! The journal reads and writes them through a [`Storage`], which a simulator can replace: [`Journal::open_on`].
+//! The journal reads and writes them through a [`Storage`](storage::Storage), which a simulator can replace: [`Journal::open_on`].
 //!
 //! An empty or missing directory is a fresh start: [`LastRun::Fresh`]. A directory with files of other programs only is
 //! refused. So is a directory that another process has open: the lock is on the directory itself, because a lock file

@@ -20,7 +20,7 @@ use crate::store::{
     self, Claim, Contended, Grant, Identity, Place, QueueKind, Store, Version, Waited,
 };
 use crate::telemetry::{self, Labels};
-use crate::{Clock, Error, ErrorKind, Result, client};
+use crate::{Clock, Error, ErrorKind, Result};
 
 /// Task that owns an acquisition from its first claim on, and then the hold.
 ///
@@ -395,7 +395,7 @@ impl AcquireDriver {
                     None => unknown,
                 }
             }
-            (_, Some(error)) if self.drive.machine.is_failing() => client::away(waited, error),
+            (_, Some(error)) if self.drive.machine.is_failing() => Error::away(waited, error),
             (AcquireAnswer::GaveUp, _) => {
                 let message = format!("{held}, and the retry strategy gave up after {waited:.1?}");
                 Error::new(ErrorKind::Timeout, message)

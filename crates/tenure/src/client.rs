@@ -1,7 +1,5 @@
 //! The client: the entry point of the library.
 
-mod builder;
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,9 +9,6 @@ use crate::election::{ElectionRequest, Leader};
 use crate::request::{LockRequest, RequestKind};
 use crate::store::{Finding, Handle, KeySpace, KeyState, Store};
 use crate::{Clock, Key, Result, url};
-
-pub use self::builder::ClientBuilder;
-pub(crate) use self::builder::away;
 
 /// Client of one store: makes locks, semaphores, elections and observers of elections. Cloning is cheap.
 ///
@@ -60,11 +55,6 @@ impl Client {
     /// Safe to drop at any time.
     pub async fn connect(url: &str) -> Result<Self> {
         Ok(Self::with_store(url::open(url).await?))
-    }
-
-    /// Starts the settings of a client: the time to wait for a store that is away, and callbacks.
-    pub fn builder() -> ClientBuilder {
-        ClientBuilder::default()
     }
 
     /// Creates a client of a store that the caller has opened.

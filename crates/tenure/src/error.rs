@@ -144,6 +144,12 @@ impl Error {
         text
     }
 
+    /// Error of a store that was away for as long as the caller wanted to wait.
+    pub(crate) fn away(waited: Duration, error: Self) -> Self {
+        let message = format!("the store could not be reached for {waited:.1?}: is it up?");
+        Self::new(ErrorKind::Unavailable, message).because(error)
+    }
+
     /// Classifies the failure of a request for the state machine that issued it.
     pub(crate) fn failure(&self) -> RequestFailure {
         match self.kind() {

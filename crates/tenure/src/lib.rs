@@ -80,6 +80,7 @@ mod acquire;
 #[cfg(feature = "blocking")]
 pub mod blocking;
 mod client;
+mod client_builder;
 mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -108,7 +109,8 @@ pub mod metrics {
     pub use crate::telemetry::{Kind, METRICS, Metric, describe, refresh};
 }
 
-pub use client::{Client, ClientBuilder};
+pub use client::Client;
+pub use client_builder::ClientBuilder;
 pub use clock::{Clock, ManualClock, Sleep};
 pub use election::{Election, ElectionRequest, Leader, Leadership};
 pub use error::{Error, ErrorKind, Result};

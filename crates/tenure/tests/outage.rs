@@ -23,7 +23,7 @@ async fn until_reported(count: usize, reports: &Reports, hand: &ManualClock) -> 
         for _ in 0..50 {
             tokio::task::yield_now().await;
         }
-        if reports.lock().unwrap().len() >= count {
+        if reports.lock().expect("reports").len() >= count {
             return STEP * steps;
         }
         hand.advance(STEP);

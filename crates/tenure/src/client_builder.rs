@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use tenure_core::acquire::RequestFailure;
 
-use super::Client;
+use crate::client::Client;
 use crate::drive::{Either, before, race};
 use crate::outage::{OutageCallbacks, OutageMonitor, StoreOutage};
-use crate::{Clock, Error, ErrorKind, Result, url};
+use crate::{Clock, Error, Result, url};
 
 /// First pause between two attempts to connect. Each further pause is twice as long, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -87,7 +87,7 @@ impl ClientBuilder {
             let now = clock.now();
             let waited = now.since(begun);
             if waited >= limit {
-                return Err(away(waited, error));
+                return Err(Error::away(waited, error));
             }
             let end = now + pause.min(limit.saturating_sub(waited));
             before(&clock, end, monitor.report()).await;
@@ -96,8 +96,9 @@ impl ClientBuilder {
     }
 }
 
-/// Error of a store that was away for the whole time that the caller wanted to wait.
-pub(crate) fn away(waited: Duration, error: Error) -> Error {
-    let message = format!("the store could not be reached for {waited:.1?}: is it up?");
-    Error::new(ErrorKind::Unavailable, message).because(error)
+impl Client {
+    /// Starts the settings of a client: the time to wait for a store that is away, and callbacks.
+    pub fn builder() -> ClientBuilder {
+        ClientBuilder::default()
+    }
 }
