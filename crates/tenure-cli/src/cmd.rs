@@ -14,6 +14,7 @@ pub(crate) mod man;
 pub(crate) mod once;
 pub(crate) mod release;
 pub(crate) mod renew;
+mod request;
 pub(crate) mod run;
 pub(crate) mod schema;
 pub(crate) mod serve;
@@ -31,11 +32,11 @@ use nix::errno::Errno;
 use tenure::store::Identity;
 use tenure::{Client, Error, ErrorKind, Key};
 
-use crate::args::IdentityArgs;
+use crate::args::hold::IdentityArgs;
 use crate::child::StartError;
 use crate::enclosing_hold::{self, EnclosingHold};
 use crate::exit::Exit;
-use crate::hold::Hold;
+use crate::hold::{Hold, REVISION_VARIABLE};
 use crate::humanize;
 use crate::report::{self, Reporter};
 use crate::signals;
@@ -96,9 +97,6 @@ struct HoldContext<'a> {
     identity: &'a IdentityArgs,
     ttl: Duration,
 }
-
-/// Variable with the revision of the hold's record when the command is started.
-pub(crate) const REVISION_VARIABLE: &str = "TENURE_REVISION";
 
 fn environment(
     context: &HoldContext<'_>,

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use tenure::{Client, Key, Result};
 use tokio::task::JoinSet;
 
-use crate::args::{StoreUrl, duration, duration_or_zero};
+use crate::args::store::StoreUrl;
+use crate::args::value::{duration, duration_or_zero};
 use crate::exit::{self, Exit};
 
 #[derive(Args)]

@@ -8,7 +8,8 @@ use serde_json::json;
 use tenure::ErrorKind;
 use tenure::store::{Finding, FindingLevel};
 
-use crate::args::{StoreUrl, duration};
+use crate::args::store::StoreUrl;
+use crate::args::value::duration;
 use crate::exit::{self, Exit};
 use crate::report;
 

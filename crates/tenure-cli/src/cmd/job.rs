@@ -10,7 +10,8 @@ use serde_json::value::RawValue;
 use tenure::jobs::{JobRow, JobState, NewJob, Options, Queue};
 use tenure::{Error, ErrorKind, Result};
 
-use crate::args::{StoreUrl, duration_or_zero};
+use crate::args::store::StoreUrl;
+use crate::args::value::duration_or_zero;
 use crate::exit::{self, Exit};
 use crate::keys::columns;
 use crate::{humanize, report};

@@ -1,12 +1,14 @@
 //! `tenure lead`: takes part in an election; a command runs while leading.
 
 use std::collections::VecDeque;
+use std::ffi::OsString;
 use std::future::pending;
 use std::os::unix::net::UnixStream;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::Args;
 use nix::sys::signal::Signal;
 use tenure::election::{
     Election, ElectionState, Event as ElectionEvent, Events, Leader, Leadership, StateChange,
@@ -15,11 +17,13 @@ use tenure::election::{
 use tenure::store::HolderState;
 use tenure::{Client, ErrorKind, Key};
 
-use super::HoldContext;
-use crate::args::Lead;
+use super::{HoldContext, request};
+use crate::args::election::ElectionArgs;
+use crate::args::output::Output;
+use crate::args::store::{AdvisoryKeyArgs, StoreUrl};
 use crate::child::Child;
-use crate::exit::Exit;
-use crate::health::HealthState;
+use crate::exit::{self, Exit};
+use crate::health::{HealthState, MetricsArgs};
 use crate::hold::Hold;
 use crate::humanize;
 use crate::notify::ServiceManager;
@@ -32,6 +36,42 @@ use crate::terminal::Terminal;
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause after a failed request for the current leader.
 const OBSERVE_RETRY_DELAY: Duration = Duration::from_secs(1);
+
+#[derive(Args)]
+#[command(after_help = exit::LEAD)]
+pub(crate) struct Lead {
+    #[command(flatten)]
+    pub(crate) store: StoreUrl,
+    #[command(flatten)]
+    pub(crate) pair: AdvisoryKeyArgs,
+    #[command(flatten)]
+    election: ElectionArgs,
+    #[command(flatten)]
+    metrics: MetricsArgs,
+    #[command(flatten)]
+    output: Output,
+    /// The name of the election; omitted with --key1 and --key2
+    #[arg(required_unless_present = "key1")]
+    name: Option<Key>,
+    /// The command to run while leading; without a command, every transition is logged. Its environment has the fencing
+    /// token in `TENURE_TOKEN` and, on NATS, the revision of the record in `TENURE_REVISION`
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
+}
+
+impl Lead {
+    /// Takes the name of the election. If --key1 and --key2 name it, the first word belongs to the command.
+    fn take_name(&mut self) -> Key {
+        match (self.pair.key(), self.name.take()) {
+            (Some(key), word) => {
+                self.command.splice(0..0, word.map(|word| word.as_str().into()));
+                key
+            }
+            (None, Some(name)) => name,
+            (None, None) => unreachable!("clap requires one of the two"),
+        }
+    }
+}
 
 pub(crate) fn run(arguments: Lead) -> Exit {
     match super::listen_for_signals() {
@@ -53,8 +93,9 @@ async fn session(mut arguments: Lead, stream: UnixStream) -> Exit {
             Err(error) => return Err((report::chain(&error), Exit::Failed)),
         };
         reporter.print_creation_notice(&**client.store());
-        let election =
-            arguments.request(&client, &name).build().map_err(|error| refused(&error))?;
+        let election = request::election(&arguments.election, &client, &name)
+            .build()
+            .map_err(|error| refused(&error))?;
         let leader = client.leader(&name).map_err(|error| refused(&error))?;
         let events = election.events();
         election.start().await.map_err(|error| refused(&error))?;
@@ -201,7 +242,7 @@ impl LeadSession<'_> {
         };
         let leadership = self.election.leadership();
         let handoff_requested = async {
-            match leadership.filter(|_| self.arguments.step_down_on_request) {
+            match leadership.filter(|_| self.arguments.election.step_down_on_request) {
                 Some(leadership) => leadership.handoff_requested().await,
                 None => pending().await,
             }
@@ -222,13 +263,13 @@ impl LeadSession<'_> {
 
     /// Runs the command, if there is one, while leading. Returns the exit code, or `None` if the election continues.
     async fn run_command(&mut self, leadership: &Leadership) -> Option<Exit> {
-        let Lead { identity, command, .. } = self.arguments;
+        let Lead { election, command, .. } = self.arguments;
         if command.is_empty() {
             return None;
         }
-        let (name, ttl) = (self.name, self.arguments.ttl());
+        let (name, ttl) = (self.name, election.ttl());
         let hold = Hold::Lead(leadership);
-        let context = HoldContext { client: &self.client, name, identity, ttl };
+        let context = HoldContext { client: &self.client, name, identity: &election.identity, ttl };
         let environment = match super::environment(&context, hold) {
             Ok(environment) => environment,
             Err(error) => {
@@ -253,9 +294,9 @@ impl LeadSession<'_> {
             terminal: Terminal::open(),
             reporter: self.log.reporter,
             ttl,
-            kill_after: self.arguments.kill_after(),
+            kill_after: election.kill_after(),
             hard_end: None,
-            on_request: if self.arguments.step_down_on_request {
+            on_request: if self.arguments.election.step_down_on_request {
                 HandoffAction::Stop
             } else {
                 HandoffAction::Ignore

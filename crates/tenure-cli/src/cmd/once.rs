@@ -2,17 +2,20 @@
 
 use std::ffi::OsString;
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use clap::{ArgGroup, Args};
+use clap::Args;
 use nix::sys::signal::Signal;
-use tenure::once::{OnceRequest, OnceRun};
+use tenure::once::OnceRun;
 use tenure::store::Identity;
 use tenure::{Client, ErrorKind, Key, once};
 
-use super::HoldContext;
 use super::run::SupervisedCommand;
-use crate::args::{self, IdentityArgs, Output, StoreUrl, duration, duration_or_zero};
+use super::{HoldContext, request};
+use crate::args::hold::{IdentityArgs, kill_after};
+use crate::args::once::OnceArgs;
+use crate::args::output::Output;
+use crate::args::store::StoreUrl;
 use crate::exit::{self, Exit};
 use crate::humanize;
 use crate::report::{self, Event, Reporter};
@@ -20,31 +23,12 @@ use crate::signals::{self, Signals};
 use crate::supervise::{ChildOutcome, HandoffAction};
 
 #[derive(Args)]
-#[command(after_help = exit::ONCE, group(ArgGroup::new("when").required(true).args(["per", "slot"])))]
+#[command(after_help = exit::ONCE)]
 pub(crate) struct Once {
     #[command(flatten)]
     pub(crate) store: StoreUrl,
-    /// Run once in each period of this length; periods are counted from midnight UTC of 1 January 1970
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
-    per: Option<Duration>,
-    /// Run once in the slot with this name, such as a date
-    #[arg(long, value_name = "TEXT")]
-    slot: Option<String>,
-    /// Time that a named slot is remembered; a period's slot is remembered for two periods
-    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration, conflicts_with = "per")]
-    keep: Duration,
-    /// Allow another run in the same slot if the command fails or tenure is killed
-    #[arg(long)]
-    retry: bool,
-    /// With --retry: time without a renewal after which another process may run the command
-    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
-    ttl: Duration,
-    /// Identity shown to other clients; host:pid:nonce by default
-    #[arg(long, value_name = "ID")]
-    id: Option<String>,
-    /// Time from TERM to KILL when the hold ends; by default a fifth of the ttl, at most 5s
-    #[arg(long, value_name = "DURATION", value_parser = duration_or_zero)]
-    kill_after: Option<Duration>,
+    #[command(flatten)]
+    once: OnceArgs,
     #[command(flatten)]
     output: Output,
     /// The name of the task
@@ -85,7 +69,7 @@ async fn begin(arguments: &Once, mut signals: Signals, reporter: &Reporter) -> E
     let begun = async {
         let client = arguments.store.connect().await?;
         reporter.print_creation_notice(&**client.store());
-        let once = arguments.request(&client).begin().await?;
+        let once = request::once(&arguments.once, &client, &arguments.name).begin().await?;
         Ok::<_, tenure::Error>((client, once))
     };
     let begun = tokio::select! {
@@ -127,22 +111,6 @@ async fn stop_signal(signals: &mut Signals) -> Signal {
 }
 
 impl Once {
-    fn request(&self, client: &Client) -> OnceRequest {
-        let mut request = client
-            .once(&self.name)
-            .retry(self.retry)
-            .ttl(self.ttl)
-            .stop_grace(args::kill_after(self.kill_after, self.ttl));
-        request = match (&self.slot, self.per) {
-            (Some(slot), _) => request.slot(slot, self.keep),
-            (None, per) => request.per(per.unwrap_or_default()),
-        };
-        match &self.id {
-            Some(id) => request.id(id),
-            None => request,
-        }
-    }
-
     async fn run(
         &self,
         client: &Client,
@@ -150,12 +118,12 @@ impl Once {
         signals: &mut Signals,
         reporter: &Reporter,
     ) -> Exit {
-        let identity = IdentityArgs { id: self.id.clone(), note: None };
-        let ttl = if self.retry { self.ttl } else { self.mark_lifetime() };
+        let identity = IdentityArgs { id: self.once.id.clone(), note: None };
+        let ttl = self.once.hold_ttl();
         let supervised = SupervisedCommand {
             context: HoldContext { client, name: &self.name, identity: &identity, ttl },
             command: &self.command,
-            kill_after: args::kill_after(self.kill_after, ttl),
+            kill_after: kill_after(self.once.kill_after, ttl),
             hard_end: None,
             slot: Some(self.slot_text(run.slot())),
             on_request: HandoffAction::Ignore,
@@ -183,7 +151,7 @@ impl Once {
             }
             Err(_) if exit == Exit::Lost => exit,
             Err(error) => {
-                let consequence = if self.retry {
+                let consequence = if self.once.retry {
                     "another process may run the command again in this slot"
                 } else {
                     "the command was run"
@@ -194,18 +162,13 @@ impl Once {
         }
     }
 
-    /// Time that the mark of a run is kept in the store.
-    fn mark_lifetime(&self) -> Duration {
-        self.per.map_or(self.keep, |per| per.saturating_mul(2))
-    }
-
     /// The slot as printed: the time when it begins, or its name.
     fn slot_text(&self, slot: Option<once::Slot>) -> String {
         match slot {
             Some(slot) => {
                 humantime::format_rfc3339(SystemTime::UNIX_EPOCH + slot.begins()).to_string()
             }
-            None => self.slot.clone().unwrap_or_else(|| "of now".to_owned()),
+            None => self.once.slot.clone().unwrap_or_else(|| "of now".to_owned()),
         }
     }
 

@@ -7,17 +7,21 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::Args;
 use nix::sys::signal::Signal;
 use tenure::store::KeySpace;
-use tenure::{Client, ErrorKind, Guard};
+use tenure::{Client, ErrorKind, Guard, Key};
 use tokio::time::Instant;
 
-use super::HoldContext;
-use crate::args::Run;
+use super::{HoldContext, request};
+use crate::args::hold::HoldArgs;
+use crate::args::output::Output;
+use crate::args::store::StoreUrl;
+use crate::args::value::signal;
 use crate::child::Child;
 use crate::enclosing_hold::EnclosingHold;
-use crate::exit::Exit;
-use crate::health::HealthState;
+use crate::exit::{self, Exit};
+use crate::health::{HealthState, MetricsArgs};
 use crate::hold::Hold;
 use crate::humanize;
 use crate::other_kind::OtherKindCheck;
@@ -29,6 +33,28 @@ use crate::waiting;
 
 /// Time limit for leaving the queue after an abandoned wait.
 const LEAVE_QUEUE_TIMEOUT: Duration = Duration::from_secs(2);
+
+#[derive(Args)]
+#[command(after_help = exit::RUN)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    pub(crate) store: StoreUrl,
+    #[command(flatten)]
+    hold: HoldArgs,
+    /// Send the command this signal (TERM, USR1) when a waiter requests a hand-off. Only on stores that report waiters
+    #[arg(long, value_name = "SIGNAL", value_parser = signal)]
+    on_request: Option<Signal>,
+    #[command(flatten)]
+    metrics: MetricsArgs,
+    #[command(flatten)]
+    output: Output,
+    /// The name of the lock
+    pub(crate) name: Key,
+    /// The command to run, with its arguments; a `--` before it is optional. Its environment has the fencing token in
+    /// `TENURE_TOKEN` and, on NATS, the revision of the record in `TENURE_REVISION`
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) command: Vec<OsString>,
+}
 
 pub(crate) fn run(arguments: Run) -> Exit {
     match super::listen_for_signals() {
@@ -187,7 +213,7 @@ impl RunSession<'_> {
 
     async fn acquire(&mut self, client: &Client) -> Result<Guard, Exit> {
         let Run { hold, name, .. } = &self.arguments;
-        let request = hold.request(client, name);
+        let request = request::lock(hold, client, name);
         let space = if hold.limit.is_some() { KeySpace::Semaphore } else { KeySpace::Lock };
         self.other_kind = Some(OtherKindCheck::start(client, name, space));
         let acquired = {

@@ -20,7 +20,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tenure_server::journal::{Journal, JournalOptions, LastRun};
 use tenure_server::{Engine, Handle, Server, Settings, TlsFiles, TlsSetup, clock, http};
 
-use crate::args::{duration, duration_or_zero};
+use crate::args::value::{duration, duration_or_zero};
 use crate::exit::{self, Exit};
 use crate::notify::ServiceManager;
 use crate::{health, notify, report, signals};

@@ -14,8 +14,8 @@ use tenure::Client;
 use tenure::store::KeyState;
 use tokio::sync::mpsc;
 
-use super::ls::longest_wait;
-use crate::args::{StoreUrl, duration};
+use crate::args::store::StoreUrl;
+use crate::args::value::duration;
 use crate::exit::{self, Exit};
 use crate::{humanize, keys, report};
 
@@ -260,7 +260,7 @@ fn row(key: &KeyState) -> Row<'static> {
         humanize::optional_span(first.and_then(|holder| holder.held_for)),
         humanize::optional_span(left),
         key.waiters.len().to_string(),
-        humanize::optional_span(longest_wait(key)),
+        humanize::optional_span(keys::longest_wait(key)),
     ])
 }
 

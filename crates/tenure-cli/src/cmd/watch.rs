@@ -9,7 +9,8 @@ use serde::Serialize;
 use tenure::store::{HolderState, Identity, KeySpace, KeyState};
 use tenure::{Client, Key, Result};
 
-use crate::args::{StoreUrl, duration};
+use crate::args::store::StoreUrl;
+use crate::args::value::duration;
 use crate::exit::{self, Exit};
 use crate::signals::{self, Signals};
 use crate::{humanize, keys, report};

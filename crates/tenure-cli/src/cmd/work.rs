@@ -17,7 +17,10 @@ use tenure::jobs::{Job, JobOutcome, Options, Queue, Worker, WorkerStats};
 use tenure::retry::ExponentialBackoff;
 use tokio::sync::oneshot;
 
-use crate::args::{Output, StoreUrl, duration, duration_or_zero, kill_after};
+use crate::args::hold::kill_after;
+use crate::args::output::Output;
+use crate::args::store::StoreUrl;
+use crate::args::value::{duration, duration_or_zero};
 use crate::exit::{self, Exit};
 use crate::health::MetricsArgs;
 use crate::report::{self, Event, Reporter};
