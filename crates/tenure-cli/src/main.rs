@@ -42,7 +42,7 @@ fn main() -> ExitCode {
         return Exit::Usage.into();
     }
     let exit = match arguments.command {
-        Command::Run(arguments) => cmd::run::run(arguments),
+        Command::Run(arguments) => cmd::run::run(&arguments),
         Command::Lead(arguments) => cmd::lead::run(arguments),
         Command::Acquire(arguments) => cmd::acquire::run(&arguments),
         Command::Renew(arguments) => cmd::renew::run(arguments),
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
         Command::Break(arguments) => cmd::evict::run(&arguments),
         Command::History(arguments) => cmd::history::run(&arguments),
         Command::Top(arguments) => cmd::top::run(&arguments),
-        Command::Once(arguments) => cmd::once::run(arguments),
+        Command::Once(arguments) => cmd::once::run(&arguments),
         Command::Work(arguments) => cmd::work::run(arguments),
         Command::Job(command) => cmd::job::run(&command),
         Command::Schema(arguments) => cmd::schema::run(&arguments),

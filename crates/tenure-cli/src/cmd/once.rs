@@ -1,7 +1,6 @@
 //! `tenure once`: runs a command at most once per period across a fleet.
 
 use std::ffi::OsString;
-use std::os::unix::net::UnixStream;
 use std::time::SystemTime;
 
 use clap::Args;
@@ -10,17 +9,18 @@ use tenure::once::OnceRun;
 use tenure::store::Identity;
 use tenure::{Client, ErrorKind, Key, once};
 
-use super::run::SupervisedCommand;
-use super::{HoldContext, request};
+use super::supervised_command::{CommandEnd, HoldContext, SupervisedCommand};
+use super::{request, session};
 use crate::args::hold::{IdentityArgs, kill_after};
 use crate::args::once::OnceArgs;
 use crate::args::output::Output;
 use crate::args::store::StoreUrl;
 use crate::exit::{self, Exit};
+use crate::hold::Hold;
 use crate::humanize;
 use crate::report::{self, Event, Reporter};
-use crate::signals::{self, Signals};
-use crate::supervise::{ChildOutcome, HandoffAction};
+use crate::signals::Signals;
+use crate::supervise::HandoffAction;
 
 #[derive(Args)]
 #[command(after_help = exit::ONCE)]
@@ -28,7 +28,7 @@ pub(crate) struct Once {
     #[command(flatten)]
     pub(crate) store: StoreUrl,
     #[command(flatten)]
-    once: OnceArgs,
+    schedule: OnceArgs,
     #[command(flatten)]
     output: Output,
     /// The name of the task
@@ -39,38 +39,18 @@ pub(crate) struct Once {
     command: Vec<OsString>,
 }
 
-pub(crate) fn run(arguments: Once) -> Exit {
-    match super::listen_for_signals() {
-        Ok(stream) => super::on_runtime(session(arguments, stream)),
-        Err(error) => super::fail("cannot listen for signals", &error),
-    }
-}
-
-async fn session(arguments: Once, stream: UnixStream) -> Exit {
-    let reporter = Reporter::new(arguments.name.clone(), arguments.output);
-    let exit = match Signals::new(stream) {
-        Ok(signals) => begin(&arguments, signals, &reporter).await,
-        Err(error) => {
-            reporter.error(&format!("cannot listen for signals: {error}"));
-            Exit::Failed
-        }
-    };
-    reporter.flush().await;
-    match exit {
-        Exit::Interrupted => {
-            signals::interrupt_own_group();
-            Exit::Signal(Signal::SIGINT as i32)
-        }
-        exit => exit,
-    }
+pub(crate) fn run(arguments: &Once) -> Exit {
+    let reporter = || Reporter::new(arguments.name.clone(), arguments.output);
+    session::run(reporter, None, async |session| {
+        begin(arguments, session.signals, &session.reporter).await
+    })
 }
 
 async fn begin(arguments: &Once, mut signals: Signals, reporter: &Reporter) -> Exit {
     let begun = async {
-        let client = arguments.store.connect().await?;
-        reporter.print_creation_notice(&**client.store());
-        let once = request::once(&arguments.once, &client, &arguments.name).begin().await?;
-        Ok::<_, tenure::Error>((client, once))
+        let client = session::open_store(arguments.store.connect(), reporter).await?;
+        let begun = request::once(&arguments.schedule, &client, &arguments.name).begin().await;
+        Ok::<_, Exit>((client, begun))
     };
     let begun = tokio::select! {
         biased;
@@ -80,13 +60,17 @@ async fn begin(arguments: &Once, mut signals: Signals, reporter: &Reporter) -> E
             return Exit::Signal(signal as i32);
         }
     };
+    let (client, begun) = match begun {
+        Ok(begun) => begun,
+        Err(exit) => return exit,
+    };
     match begun {
-        Ok((client, once::Once::Run(run))) => {
+        Ok(once::Once::Run(run)) => {
             let token = humanize::token(run.guard().fencing_token());
             reporter.event(&Event::Acquired { token, attempt: None });
             arguments.run(&client, run, &mut signals, reporter).await
         }
-        Ok((_, once::Once::Ran(by))) => {
+        Ok(once::Once::Ran(by)) => {
             arguments.report_skipped(by.as_ref(), reporter);
             Exit::Success
         }
@@ -118,31 +102,25 @@ impl Once {
         signals: &mut Signals,
         reporter: &Reporter,
     ) -> Exit {
-        let identity = IdentityArgs { id: self.once.id.clone(), note: None };
-        let ttl = self.once.hold_ttl();
+        let identity = IdentityArgs { id: self.schedule.id.clone(), note: None };
+        let ttl = self.schedule.hold_ttl();
         let supervised = SupervisedCommand {
             context: HoldContext { client, name: &self.name, identity: &identity, ttl },
             command: &self.command,
-            kill_after: kill_after(self.once.kill_after, ttl),
+            kill_after: kill_after(self.schedule.kill_after, ttl),
             hard_end: None,
             slot: Some(self.slot_text(run.slot())),
             on_request: HandoffAction::Ignore,
         };
-        let ended = supervised.run(run.guard(), signals, reporter).await;
-        let (exit, done) = match &ended {
-            Ok(ChildOutcome::Exited(code)) => (Exit::Child(*code), *code == 0),
-            Ok(ChildOutcome::Killed { signal, by_ctrl_c: false }) => (Exit::Signal(*signal), false),
-            Ok(ChildOutcome::Killed { by_ctrl_c: true, .. }) => (Exit::Interrupted, false),
-            Ok(ChildOutcome::Lost(reason)) => {
+        let ended = supervised.run(Hold::Lock(run.guard()), signals, reporter).await;
+        let exit = match ended {
+            CommandEnd::NotStarted(exit) | CommandEnd::Ended(exit) => exit,
+            CommandEnd::Lost(reason) => {
                 reporter.error(&format!("lost {}: {reason}; the command was stopped", self.name));
-                (Exit::Lost, false)
+                Exit::Lost
             }
-            Ok(ChildOutcome::GuardianDied) => {
-                reporter.error("the guardian was killed; the command was killed with it");
-                (Exit::Failed, false)
-            }
-            Err(exit) => (*exit, false),
         };
+        let done = exit == Exit::Child(0);
         let settled = if done { run.done().await } else { run.failed().await };
         match settled {
             Ok(()) => {
@@ -151,7 +129,7 @@ impl Once {
             }
             Err(_) if exit == Exit::Lost => exit,
             Err(error) => {
-                let consequence = if self.once.retry {
+                let consequence = if self.schedule.retry {
                     "another process may run the command again in this slot"
                 } else {
                     "the command was run"
@@ -168,7 +146,7 @@ impl Once {
             Some(slot) => {
                 humantime::format_rfc3339(SystemTime::UNIX_EPOCH + slot.begins()).to_string()
             }
-            None => self.once.slot.clone().unwrap_or_else(|| "of now".to_owned()),
+            None => self.schedule.slot.clone().unwrap_or_else(|| "of now".to_owned()),
         }
     }
 
