@@ -23,6 +23,11 @@ pub(crate) const FORWARDED: [Signal; 9] = [
     Signal::SIGTSTP,
 ];
 
+/// True for the signals that ask a process to end.
+pub(crate) fn asks_to_stop(signal: Signal) -> bool {
+    matches!(signal, Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT)
+}
+
 /// Blocks `signals` in this thread and in the threads that it starts from now on. Their numbers can be read from the
 /// stream, one byte each. Must be called before any other thread is started.
 ///

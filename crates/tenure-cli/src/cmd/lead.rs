@@ -86,7 +86,7 @@ pub(crate) fn run(mut arguments: Lead) -> Exit {
     })
 }
 
-/// Participant of a started election, and the requests that it consists of.
+/// A started election, and the streams that its participant reads.
 struct Participant {
     client: Client,
     election: Election,
@@ -136,6 +136,8 @@ struct EventLog {
     attempt: u32,
     /// This participant leads, or led until the transition whose errors are being reported.
     leading: bool,
+    /// Reason to leave the election, if it is not a request to stop.
+    leave_reason: Option<&'static str>,
 }
 
 /// Input of the event loop.
@@ -161,7 +163,7 @@ impl<'a> LeadSession<'a> {
             leader,
             manager: ServiceManager::from_environment(),
             signals,
-            log: EventLog { reporter, health, attempt: 1, leading: false },
+            log: EventLog { reporter, health, attempt: 1, leading: false, leave_reason: None },
         }
     }
 
@@ -289,7 +291,14 @@ impl<'a> LeadSession<'a> {
             }
         };
         match ended {
-            CommandEnd::NotStarted(exit) | CommandEnd::Ended(exit) => Some(exit),
+            CommandEnd::NotStarted(exit) => {
+                self.log.leave_reason = Some("the command could not be started");
+                Some(exit)
+            }
+            CommandEnd::Ended { exit, stop_requested } => {
+                self.log.leave_reason = (!stop_requested).then_some("the command ended");
+                Some(exit)
+            }
             CommandEnd::Lost(reason) => {
                 if leadership.is_held() {
                     self.log
@@ -387,7 +396,10 @@ impl EventLog {
                 Event::Error { message: report::chain(&**error), health_check: self.leading }
             }
             ElectionEvent::Stopped(why) => {
-                Event::Stopped { signal: None, reason: Some(why.to_string()) }
+                // Leaving the election because of the command is a requested stop to the election.
+                let left = self.leave_reason.filter(|_| matches!(why, StopReason::Requested));
+                let reason = left.map_or_else(|| why.to_string(), str::to_owned);
+                Event::Stopped { signal: None, reason: Some(reason) }
             }
             ElectionEvent::Missed(number) => Event::Error {
                 message: format!("{number} events were missed"),

@@ -19,7 +19,7 @@ use crate::exit::{self, Exit};
 use crate::hold::Hold;
 use crate::humanize;
 use crate::report::{self, Event, Reporter};
-use crate::signals::Signals;
+use crate::signals::{self, Signals};
 use crate::supervise::HandoffAction;
 
 #[derive(Args)]
@@ -88,7 +88,7 @@ async fn begin(arguments: &Once, mut signals: Signals, reporter: &Reporter) -> E
 async fn stop_signal(signals: &mut Signals) -> Signal {
     loop {
         let signal = signals.next().await;
-        if let Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT = signal {
+        if signals::asks_to_stop(signal) {
             return signal;
         }
     }
@@ -114,7 +114,7 @@ impl Once {
         };
         let ended = supervised.run(Hold::Lock(run.guard()), signals, reporter).await;
         let exit = match ended {
-            CommandEnd::NotStarted(exit) | CommandEnd::Ended(exit) => exit,
+            CommandEnd::NotStarted(exit) | CommandEnd::Ended { exit, .. } => exit,
             CommandEnd::Lost(reason) => {
                 reporter.error(&format!("lost {}: {reason}; the command was stopped", self.name));
                 Exit::Lost

@@ -215,7 +215,7 @@ impl RunSession<'_> {
             }
         };
         match ended {
-            CommandEnd::NotStarted(exit) | CommandEnd::Ended(exit) => {
+            CommandEnd::NotStarted(exit) | CommandEnd::Ended { exit, .. } => {
                 self.release(guard, exit).await
             }
             CommandEnd::Lost(reason) => {
@@ -247,7 +247,7 @@ impl RunSession<'_> {
                 released = &mut releasing => break released,
                 // A signal while the store does not answer ends the wait for it. The lease expires by itself.
                 signal = self.signals.next() => {
-                    if let Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT = signal {
+                    if signals::asks_to_stop(signal) {
                         self.reporter.error(&format!("{key} was not released: it stays held until its lease ends"));
                         return exit;
                     }

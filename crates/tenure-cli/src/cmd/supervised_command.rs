@@ -44,8 +44,9 @@ pub(super) struct HoldContext<'a> {
 pub(super) enum CommandEnd {
     /// It was not started; the reason was reported.
     NotStarted(Exit),
-    /// It ended by itself, or its guardian was killed, which was reported.
-    Ended(Exit),
+    /// It ended, or its guardian was killed, which was reported. `stop_requested` if a signal that asks to stop was
+    /// forwarded to it.
+    Ended { exit: Exit, stop_requested: bool },
     /// It was stopped, or not started, because the hold had ended or was about to end.
     Lost(String),
 }
@@ -92,19 +93,20 @@ impl SupervisedCommand<'_> {
             hard_end: self.hard_end,
             on_request: self.on_request,
             stop_pending: false,
+            stop_requested: false,
         };
-        match supervisor.run().await {
-            ChildOutcome::Exited(code) => CommandEnd::Ended(Exit::Child(code)),
-            ChildOutcome::Killed { signal, by_ctrl_c: false } => {
-                CommandEnd::Ended(Exit::Signal(signal))
-            }
-            ChildOutcome::Killed { by_ctrl_c: true, .. } => CommandEnd::Ended(Exit::Interrupted),
-            ChildOutcome::Lost(reason) => CommandEnd::Lost(reason),
+        let outcome = supervisor.run().await;
+        let exit = match outcome {
+            ChildOutcome::Exited(code) => Exit::Child(code),
+            ChildOutcome::Killed { signal, by_ctrl_c: false } => Exit::Signal(signal),
+            ChildOutcome::Killed { by_ctrl_c: true, .. } => Exit::Interrupted,
+            ChildOutcome::Lost(reason) => return CommandEnd::Lost(reason),
             ChildOutcome::GuardianDied => {
                 reporter.error("the guardian was killed; the command was killed with it");
-                CommandEnd::Ended(Exit::Failed)
+                Exit::Failed
             }
-        }
+        };
+        CommandEnd::Ended { exit, stop_requested: supervisor.stop_requested }
     }
 }
 

@@ -84,6 +84,7 @@ impl JobCommand {
             hard_end: None,
             on_request: HandoffAction::Ignore,
             stop_pending: false,
+            stop_requested: false,
         };
         let ended = supervisor.run().await;
         let why = match ended {
