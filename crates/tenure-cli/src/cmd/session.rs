@@ -4,6 +4,7 @@
 //! reporter's thread and the listener of `--metrics` come next, and then the store. At the end the last lines are written,
 //! and a Ctrl-C is passed on to the caller.
 
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -30,10 +31,7 @@ pub(super) fn run(
     metrics: Option<&MetricsArgs>,
     work: impl AsyncFnOnce(Session) -> Exit,
 ) -> Exit {
-    let stream = signals::block_terminal_output_stop()
-        .map_err(Into::into)
-        .and_then(|()| signals::listen(&signals::FORWARDED));
-    let stream = match stream {
+    let stream = match listen_for_signals() {
         Ok(stream) => stream,
         Err(error) => return super::fail("cannot listen for signals", &error),
     };
@@ -56,6 +54,13 @@ pub(super) fn run(
             exit => exit,
         }
     })
+}
+
+/// Turns signals into bytes on a stream.
+fn listen_for_signals() -> io::Result<UnixStream> {
+    signals::stop_ignoring_child_exits()?;
+    signals::block_terminal_output_stop()?;
+    signals::listen(&signals::FORWARDED)
 }
 
 fn begin(
