@@ -7,6 +7,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
 
+use crate::args::store::{AdvisoryKeyArgs, StoreUrl};
 use crate::exit::{self, Exit};
 use crate::{cmd, report};
 
@@ -77,12 +78,37 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// The reason to refuse the store `memory:`; `None` for any other store.
-    ///
-    /// Holds in the memory of a process end with that process, and no other process sees them: each command would have
-    /// its own store. `doctor` and `bench` examine the store itself, and the commands for jobs need PostgreSQL.
-    pub(crate) fn memory_store_error(&self) -> Option<String> {
-        let (store, pair) = match self {
+    /// The reason to refuse arguments that are valid each, but not together or not in this environment.
+    pub(crate) fn usage_error(&self) -> Option<String> {
+        match self {
+            Self::Serve(serve) => return serve.usage_error(),
+            // These two examine the store itself, also that of their own process.
+            Self::Doctor(doctor) => return doctor.store().relative_directory_error(),
+            Self::Bench(bench) => return bench.store.relative_directory_error(),
+            _ => {}
+        }
+        let (store, pair) = self.store()?;
+        if let Some(error) = pair.and_then(|pair| pair.server_error(store)) {
+            return Some(error);
+        }
+        if pair.is_some_and(|pair| pair.dsn().is_some()) {
+            return None;
+        }
+        // Holds in the memory of a process end with that process, and no other process sees them: each command would
+        // have its own store.
+        if store.is_memory() {
+            return Some(
+                "the store `memory:` exists only within one process, and no other process sees its holds; use file: \
+                 on one host, or a store that all hosts reach (tenure://, postgres://, nats://, s3://, gs://, az://)"
+                    .to_owned(),
+            );
+        }
+        store.relative_directory_error()
+    }
+
+    /// The store of a command that acts on holds; with `--dsn` and the like, if the command has them.
+    fn store(&self) -> Option<(&StoreUrl, Option<&AdvisoryKeyArgs>)> {
+        Some(match self {
             Self::Run(run) => (&run.store, None),
             Self::Lead(lead) => (&lead.store, Some(&lead.pair)),
             Self::Acquire(acquire) => (&acquire.store, Some(&acquire.pair)),
@@ -97,12 +123,6 @@ impl Command {
             Self::Once(once) => (&once.store, None),
             Self::Gc(gc) => (&gc.store, None),
             _ => return None,
-        };
-        let named_otherwise = pair.is_some_and(|pair| pair.dsn().is_some());
-        (store.is_memory() && !named_otherwise).then(|| {
-            "the store `memory:` exists only within one process, and no other process sees its holds; use file: on one \
-             host, or a store that all hosts reach (tenure://, postgres://, nats://, s3://, gs://, az://)"
-                .to_owned()
         })
     }
 }

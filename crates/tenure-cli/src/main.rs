@@ -37,7 +37,7 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => return cli::report_usage_error(&error).into(),
     };
-    if let Some(message) = arguments.command.memory_store_error() {
+    if let Some(message) = arguments.command.usage_error() {
         report::print_line(&message);
         return Exit::Usage.into();
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use tenure::Handle;
 
-use super::value::{duration, duration_or_zero};
+use super::value::{duration, duration_or_zero, non_blank};
 
 /// Options of a hold.
 #[derive(Args)]
@@ -44,7 +44,7 @@ impl HoldArgs {
 #[derive(Args)]
 pub(crate) struct IdentityArgs {
     /// Identity shown to other clients; host:pid:nonce by default
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = non_blank)]
     pub(crate) id: Option<String>,
     /// Text shown to other clients next to the identity
     #[arg(long, value_name = "TEXT")]

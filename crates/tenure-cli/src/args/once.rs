@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Args};
 
-use super::value::{duration, duration_or_zero};
+use super::value::{duration, duration_or_zero, non_blank};
 
 /// The slot that a command runs in, and the hold of its run.
 #[derive(Args)]
@@ -14,7 +14,7 @@ pub(crate) struct OnceArgs {
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) per: Option<Duration>,
     /// Run once in the slot with this name, such as a date
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = non_blank)]
     pub(crate) slot: Option<String>,
     /// Time that a named slot is remembered; a period's slot is remembered for two periods
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration, conflicts_with = "per")]
@@ -26,7 +26,7 @@ pub(crate) struct OnceArgs {
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
     pub(crate) ttl: Duration,
     /// Identity shown to other clients; host:pid:nonce by default
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = non_blank)]
     pub(crate) id: Option<String>,
     /// Time from TERM to KILL when the hold ends; by default a fifth of the ttl, at most 5s
     #[arg(long, value_name = "DURATION", value_parser = duration_or_zero)]

@@ -12,6 +12,25 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Shortest interval between two polls of a store.
+const MIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Parses the interval between polls, as [`duration`] does. An interval close to zero would keep the store busy.
+pub(crate) fn poll_interval(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        interval if interval < MIN_POLL_INTERVAL => {
+            let min = humantime::format_duration(MIN_POLL_INTERVAL);
+            Err(format!("the interval must be at least {min}"))
+        }
+        interval => Ok(interval),
+    }
+}
+
+/// Parses a text that is not blank.
+pub(crate) fn non_blank(text: &str) -> Result<String, String> {
+    if text.trim().is_empty() { Err("the text is empty".to_owned()) } else { Ok(text.to_owned()) }
+}
+
 /// Parses a signal: its name, with or without SIG, or its number.
 pub(crate) fn signal(text: &str) -> Result<Signal, String> {
     let upper = text.to_ascii_uppercase();
@@ -65,6 +84,14 @@ mod tests {
             assert!(duration(text).is_err(), "{text}");
         }
         assert_eq!(duration_or_zero("0"), Ok(Duration::ZERO));
+    }
+
+    #[test]
+    fn the_shortest_poll_interval_is_valid() {
+        assert_eq!(poll_interval("10ms"), Ok(MIN_POLL_INTERVAL));
+        for text in ["1ns", "9ms", "0"] {
+            assert!(poll_interval(text).is_err(), "{text}");
+        }
     }
 
     #[test]

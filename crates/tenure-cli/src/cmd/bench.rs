@@ -17,7 +17,7 @@ use crate::exit::{self, Exit};
 #[command(after_help = exit::BENCH)]
 pub(crate) struct Bench {
     #[command(flatten)]
-    store: StoreUrl,
+    pub(crate) store: StoreUrl,
     /// Number of concurrent clients that acquire and release
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     clients: u32,

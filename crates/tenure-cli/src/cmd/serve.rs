@@ -25,6 +25,9 @@ use crate::exit::{self, Exit};
 use crate::notify::ServiceManager;
 use crate::{health, notify, report, signals};
 
+/// Lease granted to clients that do not request one, unless a flag says otherwise.
+const DEFAULT_LEASE: Duration = Duration::from_secs(33);
+
 #[derive(Args)]
 #[command(after_help = exit::SERVE)]
 pub(crate) struct Serve {
@@ -34,9 +37,9 @@ pub(crate) struct Serve {
     /// The port to listen on; 0 for any free port
     #[arg(long, value_name = "PORT", env = "DFLOCKD_PORT", default_value_t = 6388)]
     port: u16,
-    /// Lease granted to clients that do not request one
-    #[arg(long, value_name = "DURATION", env = "DFLOCKD_DEFAULT_LEASE_TTL_S", default_value = "33s", value_parser = whole_seconds)]
-    default_lease_ttl: Duration,
+    /// Lease granted to clients that do not request one; by default 33s, or --max-lease if that is shorter
+    #[arg(long, value_name = "DURATION", env = "DFLOCKD_DEFAULT_LEASE_TTL_S", value_parser = whole_seconds)]
+    default_lease_ttl: Option<Duration>,
     /// The longest lease; longer requests are shortened
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = whole_seconds)]
     max_lease: Duration,
@@ -259,6 +262,16 @@ fn serve(arguments: &Serve) -> Result<(), String> {
 }
 
 impl Serve {
+    /// The reason to refuse the flags together.
+    pub(crate) fn usage_error(&self) -> Option<String> {
+        let requested = self.default_lease_ttl.filter(|lease| *lease > self.max_lease)?;
+        let (requested, max) =
+            (humantime::format_duration(requested), humantime::format_duration(self.max_lease));
+        Some(format!(
+            "--default-lease-ttl is {requested}, longer than --max-lease, which is {max}: raise --max-lease as well"
+        ))
+    }
+
     /// Makes the engine record events, starting from those of the previous server. Returns the file to save them in.
     fn keep_history(&self, engine: &mut Engine) -> Option<PathBuf> {
         let max_events = self.page.history();
@@ -283,7 +296,7 @@ impl Serve {
             limits.max_connections
         };
         let mut settings = Settings {
-            default_lease: self.default_lease_ttl.min(self.max_lease),
+            default_lease: self.default_lease_ttl.unwrap_or(DEFAULT_LEASE).min(self.max_lease),
             max_lease: self.max_lease,
             auto_release: self.auto_release_on_disconnect && !self.no_auto_release_on_disconnect,
             read_timeout: Some(self.read_timeout).filter(|timeout| !timeout.is_zero()),

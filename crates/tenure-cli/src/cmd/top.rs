@@ -15,7 +15,7 @@ use tenure::store::KeyState;
 use tokio::sync::mpsc;
 
 use crate::args::store::StoreUrl;
-use crate::args::value::duration;
+use crate::args::value::poll_interval;
 use crate::exit::{self, Exit};
 use crate::{humanize, keys, report};
 
@@ -25,7 +25,7 @@ pub(crate) struct Top {
     #[command(flatten)]
     pub(crate) store: StoreUrl,
     /// Interval between updates
-    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = poll_interval)]
     every: Duration,
     /// Only names with this prefix
     #[arg(default_value = "")]

@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use super::session::{self, Session};
 use crate::args::hold::kill_after;
 use crate::args::output::Output;
-use crate::args::store::StoreUrl;
+use crate::args::store::DatabaseUrl;
 use crate::args::value::{duration, duration_or_zero};
 use crate::exit::{self, Exit};
 use crate::health::MetricsArgs;
@@ -39,7 +39,7 @@ const MAX_CONNECTIONS: usize = 4;
 #[command(after_help = exit::WORK)]
 pub(crate) struct Work {
     #[command(flatten)]
-    store: StoreUrl,
+    store: DatabaseUrl,
     /// Number of commands to run at once
     #[arg(short, long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=200))]
     concurrency: u16,
@@ -109,10 +109,8 @@ pub(crate) fn run(arguments: Work) -> Exit {
 }
 
 async fn open_queue(arguments: &Work, session: &Session) -> Result<Queue, (String, Exit)> {
-    let Some(url) = arguments.store.postgres_url() else {
-        let message = "jobs need PostgreSQL: give its URL with --store postgres://…";
-        return Err((message.to_owned(), Exit::Usage));
-    };
+    let url = arguments.store.postgres_url();
+    let url = url.map_err(|message| (message.to_owned(), Exit::Usage))?;
     let queue = Queue::connect_with(url, &arguments.queue, arguments.options()).await;
     let queue = queue.map_err(|error| (report::chain(&error), super::exit_for(&error)))?;
     session.health.set_ready();
