@@ -21,7 +21,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use crate::guardian::protocol::{GuardianCommand, GuardianReport};
 use crate::guardian::{self, MAX_PASSED_DESCRIPTORS};
-use crate::hold::Hold;
+use crate::hold::{Hold, REVISION_VARIABLE};
 
 /// The child, controlled through its guardian.
 pub(crate) struct Child {
@@ -107,7 +107,7 @@ impl Child {
             // Inherited from an enclosing hold. This hold may have no token or revision, and then the child must not
             // take that of the enclosing hold for its own.
             .env_remove("TENURE_TOKEN")
-            .env_remove(crate::cmd::REVISION_VARIABLE)
+            .env_remove(REVISION_VARIABLE)
             .envs(environment.iter().map(|(name, value)| (name, value)))
             .env_remove("TENURE_AUTH_TOKEN")
             .env_remove("TENURE_HANDLE")

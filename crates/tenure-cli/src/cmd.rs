@@ -14,31 +14,23 @@ pub(crate) mod man;
 pub(crate) mod once;
 pub(crate) mod release;
 pub(crate) mod renew;
+mod request;
 pub(crate) mod run;
 pub(crate) mod schema;
 pub(crate) mod serve;
+mod session;
 pub(crate) mod status;
+mod supervised_command;
 pub(crate) mod top;
 pub(crate) mod watch;
 pub(crate) mod work;
 
-use std::ffi::OsString;
 use std::io::{self, Write as _};
-use std::os::unix::net::UnixStream;
-use std::time::Duration;
 
-use nix::errno::Errno;
-use tenure::store::Identity;
-use tenure::{Client, Error, ErrorKind, Key};
+use tenure::{Error, ErrorKind};
 
-use crate::args::IdentityArgs;
-use crate::child::StartError;
-use crate::enclosing_hold::{self, EnclosingHold};
 use crate::exit::Exit;
-use crate::hold::Hold;
-use crate::humanize;
-use crate::report::{self, Reporter};
-use crate::signals;
+use crate::report;
 
 /// Runs `work` on a single-threaded runtime. Tasks that are still running afterwards are not waited for.
 fn on_runtime(work: impl Future<Output = Exit>) -> Exit {
@@ -81,81 +73,4 @@ fn print(text: &[u8]) -> Exit {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Success,
         Err(error) => fail("cannot print", &error),
     }
-}
-
-/// Turns signals into bytes on a stream. Must be called before any thread is started.
-fn listen_for_signals() -> io::Result<UnixStream> {
-    signals::block_terminal_output_stop()?;
-    signals::listen(&signals::FORWARDED)
-}
-
-/// Properties of a hold that the environment of its command shows.
-struct HoldContext<'a> {
-    client: &'a Client,
-    name: &'a Key,
-    identity: &'a IdentityArgs,
-    ttl: Duration,
-}
-
-/// Variable with the revision of the hold's record when the command is started.
-pub(crate) const REVISION_VARIABLE: &str = "TENURE_REVISION";
-
-fn environment(
-    context: &HoldContext<'_>,
-    hold: Hold<'_>,
-) -> tenure::Result<Vec<(&'static str, String)>> {
-    let holder = match &context.identity.id {
-        Some(id) => id.clone(),
-        None => Identity::of_process()?.id.clone(),
-    };
-    let name = context.name.to_string();
-    let store = context.client.store().to_string();
-    let mut environment = vec![
-        ("TENURE_NAME", name.clone()),
-        ("TENURE_HOLDER", holder),
-        ("TENURE_STORE", store.clone()),
-        ("TENURE_TTL_MS", context.ttl.as_millis().to_string()),
-    ];
-    // A nested `run` recognises an enclosing hold by its token: a hold without a token is not listed.
-    if let Some(token) = humanize::token(hold.token()) {
-        environment.push(("TENURE_TOKEN", token.clone()));
-        environment.push((
-            enclosing_hold::VARIABLE,
-            EnclosingHold { store, name, token }.child_variable(),
-        ));
-    }
-    environment.extend(hold.revision().map(|revision| (REVISION_VARIABLE, revision.to_string())));
-    if let Hold::Lead(_) = hold {
-        environment.push(("TENURE_ROLE", "leader".to_owned()));
-    }
-    Ok(environment)
-}
-
-/// Reports why a command could not be started. Returns the exit code.
-pub(crate) fn report_start_error(
-    error: &StartError,
-    command: &[OsString],
-    reporter: &Reporter,
-) -> Exit {
-    let program = command.first().map(|program| program.to_string_lossy()).unwrap_or_default();
-    let (message, exit) = match error {
-        StartError::Guardian(error) => (
-            format!("cannot start the guardian of {program}: {}", report::os_error_text(error)),
-            Exit::Failed,
-        ),
-        StartError::Command(error) => {
-            let exit = match error {
-                Errno::ENOENT => Exit::NotFound,
-                // No fault of the program: the system is out of processes, memory or descriptors.
-                Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE => Exit::Failed,
-                _ => Exit::CannotExecute,
-            };
-            let reason = report::os_error_text(&io::Error::from_raw_os_error(*error as i32));
-            let hint =
-                if program.starts_with('-') { "; options of tenure go before NAME" } else { "" };
-            (format!("cannot run {program}: {reason}{hint}"), exit)
-        }
-    };
-    reporter.error(&message);
-    exit
 }

@@ -10,6 +10,9 @@ use tenure::{FencingToken, Guard};
 
 use crate::guardian::protocol;
 
+/// Variable with the revision of the hold's record when the command is started.
+pub(crate) const REVISION_VARIABLE: &str = "TENURE_REVISION";
+
 /// A hold of any kind.
 #[derive(Clone, Copy)]
 pub(crate) enum Hold<'a> {

@@ -59,6 +59,11 @@ fn in_use(key: &KeyState) -> bool {
     !key.holders.is_empty() || !key.waiters.is_empty()
 }
 
+/// Age of the oldest waiter.
+pub(crate) fn longest_wait(key: &KeyState) -> Option<Duration> {
+    key.waiters.iter().filter_map(|waiter| waiter.waited_for).max()
+}
+
 pub(crate) fn kind(space: KeySpace) -> &'static str {
     match space {
         KeySpace::Lock => "lock",

@@ -9,6 +9,7 @@ compile_error!("the command needs process groups and signals; on this system, us
 
 mod args;
 mod child;
+mod cli;
 mod cmd;
 mod enclosing_hold;
 mod exit;
@@ -27,21 +28,21 @@ mod waiting;
 
 use std::process::ExitCode;
 
-use args::{Arguments, Command};
 use clap::Parser as _;
+use cli::{Arguments, Command};
 use exit::Exit;
 
 fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
-        Err(error) => return args::report_usage_error(&error).into(),
+        Err(error) => return cli::report_usage_error(&error).into(),
     };
-    if let Some(message) = arguments.command.memory_store_error() {
+    if let Some(message) = arguments.command.usage_error() {
         report::print_line(&message);
         return Exit::Usage.into();
     }
     let exit = match arguments.command {
-        Command::Run(arguments) => cmd::run::run(arguments),
+        Command::Run(arguments) => cmd::run::run(&arguments),
         Command::Lead(arguments) => cmd::lead::run(arguments),
         Command::Acquire(arguments) => cmd::acquire::run(&arguments),
         Command::Renew(arguments) => cmd::renew::run(arguments),
@@ -52,7 +53,7 @@ fn main() -> ExitCode {
         Command::Break(arguments) => cmd::evict::run(&arguments),
         Command::History(arguments) => cmd::history::run(&arguments),
         Command::Top(arguments) => cmd::top::run(&arguments),
-        Command::Once(arguments) => cmd::once::run(arguments),
+        Command::Once(arguments) => cmd::once::run(&arguments),
         Command::Work(arguments) => cmd::work::run(arguments),
         Command::Job(command) => cmd::job::run(&command),
         Command::Schema(arguments) => cmd::schema::run(&arguments),
@@ -60,8 +61,8 @@ fn main() -> ExitCode {
         Command::Gc(arguments) => cmd::gc::run(&arguments),
         Command::Bench(arguments) => cmd::bench::run(&arguments),
         Command::Serve(arguments) => cmd::serve::run(&arguments),
-        Command::Completions { shell } => cmd::completions::run(shell),
-        Command::Man => cmd::man::run(),
+        Command::Completions { shell } => cmd::completions::run(shell, cli::grammar()),
+        Command::Man => cmd::man::run(cli::grammar()),
         Command::Guard { command } => guardian::run(&command),
     };
     exit.into()

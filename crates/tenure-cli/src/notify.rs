@@ -1,4 +1,7 @@
 //! Notifications to the service manager: readiness, watchdog, and a status with the current leader.
+//!
+//! The crate `sd-notify` does not fit: it sends on a blocking socket, so a manager that does not read would block the renewal
+//! of the leadership.
 
 use std::ffi::OsString;
 #[cfg(target_os = "linux")]

@@ -14,7 +14,7 @@ use serde_json::Value;
 use tenure::{Key, Store};
 use tokio::sync::oneshot;
 
-use crate::args::Output;
+use crate::args::output::Output;
 
 /// An event, as `--json` prints it. Names and fields are part of the interface.
 #[derive(Clone, Debug, Serialize)]

@@ -1,8 +1,9 @@
-//! Signals as bytes on a stream. No handler is installed, so a signal that was ignored when this process was started is
-//! ignored by the child, too.
+//! Signals as bytes on a stream. No handler is installed for them, so a signal that was ignored when this process was started
+//! is ignored by the child, too. CHLD is the exception: see [`stop_ignoring_child_exits`].
 
 use std::io::{self, Write as _};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::thread;
 
 use nix::sys::signal::{SigSet, Signal, kill, raise};
@@ -23,6 +24,11 @@ pub(crate) const FORWARDED: [Signal; 9] = [
     Signal::SIGTSTP,
 ];
 
+/// True for the signals that ask a process to end.
+pub(crate) fn asks_to_stop(signal: Signal) -> bool {
+    matches!(signal, Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT)
+}
+
 /// Blocks `signals` in this thread and in the threads that it starts from now on. Their numbers can be read from the
 /// stream, one byte each. Must be called before any other thread is started.
 ///
@@ -41,6 +47,18 @@ pub(crate) fn listen(signals: &[Signal]) -> io::Result<UnixStream> {
         }
     })?;
     Ok(read)
+}
+
+/// Makes the exits of children observable if this process was started with CHLD ignored. The kernel reaps the children of
+/// such a process: waiting for one yields no status, and the guardian, which inherits the setting, would wait forever.
+///
+/// A handler replaces the inherited setting, because only unsafe code can restore the default. Programs that this process
+/// executes start with the default.
+pub(crate) fn stop_ignoring_child_exits() -> io::Result<()> {
+    if ignored().contains(Signal::SIGCHLD) {
+        signal_hook::flag::register(Signal::SIGCHLD as i32, Arc::default())?;
+    }
+    Ok(())
 }
 
 /// Blocks SIGTTOU, which a terminal sends to a background process that changes its foreground group. This process does

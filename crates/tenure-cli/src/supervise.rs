@@ -54,6 +54,8 @@ pub(crate) struct Supervisor<'a> {
     pub(crate) on_request: HandoffAction,
     /// Ctrl-Z was forwarded to the child, which has not stopped since.
     pub(crate) stop_pending: bool,
+    /// A signal that asks to stop was forwarded to the child.
+    pub(crate) stop_requested: bool,
 }
 
 /// Input of the supervisor.
@@ -131,7 +133,7 @@ impl Supervisor<'_> {
                     match signal {
                         Signal::SIGTSTP => self.stop_pending = true,
                         Signal::SIGCONT => self.stop_pending = false,
-                        _ => {}
+                        _ => self.stop_requested |= signals::asks_to_stop(signal),
                     }
                     self.child.signal(signal).await;
                 }

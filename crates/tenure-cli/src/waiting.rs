@@ -7,7 +7,7 @@ use std::time::Duration;
 use tenure::store::{Identity, KeySpace, KeyState};
 use tenure::{Client, Key};
 
-use crate::args::IdentityArgs;
+use crate::args::hold::IdentityArgs;
 use crate::humanize;
 use crate::report::{Event, Reporter};
 

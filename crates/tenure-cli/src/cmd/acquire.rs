@@ -2,18 +2,53 @@
 
 use std::time::Duration;
 
+use clap::Args;
 use serde_json::json;
 use tenure::store::KeySpace;
-use tenure::{ErrorKind, Result};
+use tenure::{ErrorKind, Key, Result};
 
-use crate::args::{Acquire, Output};
-use crate::exit::Exit;
+use super::request;
+use crate::args::hold::IdentityArgs;
+use crate::args::output::Output;
+use crate::args::store::{AdvisoryKeyArgs, StoreUrl};
+use crate::args::value::duration;
+use crate::exit::{self, Exit};
 use crate::other_kind::OtherKindCheck;
 use crate::report::Reporter;
 use crate::{humanize, report};
 
 /// Time that is waited, after the result is printed, for the check of the other kind of the name.
 const OTHER_KIND_CHECK_TIMEOUT: Duration = Duration::from_millis(100);
+
+#[derive(Args)]
+#[command(after_help = exit::ACQUIRE)]
+pub(crate) struct Acquire {
+    #[command(flatten)]
+    pub(crate) store: StoreUrl,
+    /// Time that the hold lasts unless `tenure renew` extends it
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
+    ttl: Duration,
+    #[command(flatten)]
+    identity: IdentityArgs,
+    /// Only test whether the lock can be acquired, and release it at once
+    #[arg(long)]
+    check: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    pub(crate) pair: AdvisoryKeyArgs,
+    /// The name of the lock
+    #[arg(required_unless_present = "key1", conflicts_with = "key1")]
+    name: Option<Key>,
+}
+
+impl Acquire {
+    fn name(&self) -> Key {
+        let name = self.pair.key().or_else(|| self.name.clone());
+        name.unwrap_or_else(|| unreachable!("clap requires one of the two"))
+    }
+}
 
 pub(crate) fn run(arguments: &Acquire) -> Exit {
     super::on_runtime(async {
@@ -59,7 +94,7 @@ async fn acquire(arguments: &Acquire, other_kind: &mut Option<OtherKindCheck>) -
         report::print_creation_notice(&**client.store());
     }
     *other_kind = Some(OtherKindCheck::start(&client, name, KeySpace::Lock));
-    let request = identity.apply_to(client.lock(name).ttl(*ttl));
+    let request = request::with_identity(client.lock(name).ttl(*ttl), identity);
     if *check {
         request.try_acquire().await?.release().await?;
         return Ok(if *json {

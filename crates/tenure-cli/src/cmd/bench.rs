@@ -9,14 +9,15 @@ use serde_json::{Value, json};
 use tenure::{Client, Key, Result};
 use tokio::task::JoinSet;
 
-use crate::args::{StoreUrl, duration, duration_or_zero};
+use crate::args::store::StoreUrl;
+use crate::args::value::{duration, duration_or_zero};
 use crate::exit::{self, Exit};
 
 #[derive(Args)]
 #[command(after_help = exit::BENCH)]
 pub(crate) struct Bench {
     #[command(flatten)]
-    store: StoreUrl,
+    pub(crate) store: StoreUrl,
     /// Number of concurrent clients that acquire and release
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     clients: u32,

@@ -8,7 +8,8 @@ use serde_json::json;
 use tenure::ErrorKind;
 use tenure::store::{Finding, FindingLevel};
 
-use crate::args::{StoreUrl, duration};
+use crate::args::store::StoreUrl;
+use crate::args::value::duration;
 use crate::exit::{self, Exit};
 use crate::report;
 
@@ -29,8 +30,14 @@ pub(crate) struct Doctor {
     url: Option<String>,
 }
 
+impl Doctor {
+    pub(crate) fn store(&self) -> StoreUrl {
+        StoreUrl::or_default(self.store.as_ref().or(self.url.as_ref()))
+    }
+}
+
 pub(crate) fn run(arguments: &Doctor) -> Exit {
-    let store = StoreUrl::or_default(arguments.store.as_ref().or(arguments.url.as_ref()));
+    let store = arguments.store();
     super::on_runtime(async {
         let client = match store.connect().await {
             Ok(client) => client,

@@ -3,7 +3,7 @@
 use clap::Args;
 use tenure::{ErrorKind, FencingToken, Key, Result};
 
-use crate::args::StoreUrl;
+use crate::args::store::StoreUrl;
 use crate::exit::{self, Exit};
 use crate::{humanize, keys, report};
 

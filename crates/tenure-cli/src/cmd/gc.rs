@@ -5,7 +5,8 @@ use std::time::Duration;
 use clap::Args;
 use tenure::Client;
 
-use crate::args::{StoreUrl, duration_or_zero};
+use crate::args::store::StoreUrl;
+use crate::args::value::duration_or_zero;
 use crate::exit::{self, Exit};
 
 #[derive(Args)]

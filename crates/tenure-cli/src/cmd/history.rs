@@ -7,7 +7,7 @@ use clap::Args;
 use tenure::store::{HistoryEvent, Identity, KeySpace};
 use tenure::{Key, Result};
 
-use crate::args::StoreUrl;
+use crate::args::store::StoreUrl;
 use crate::exit::{self, Exit};
 use crate::{humanize, keys};
 

@@ -10,7 +10,8 @@ use serde_json::value::RawValue;
 use tenure::jobs::{JobRow, JobState, NewJob, Options, Queue};
 use tenure::{Error, ErrorKind, Result};
 
-use crate::args::{StoreUrl, duration_or_zero};
+use crate::args::store::DatabaseUrl;
+use crate::args::value::duration_or_zero;
 use crate::exit::{self, Exit};
 use crate::keys::columns;
 use crate::{humanize, report};
@@ -41,7 +42,7 @@ pub(crate) enum JobSubcommand {
 #[derive(Args)]
 pub(crate) struct QueueArgs {
     #[command(flatten)]
-    store: StoreUrl,
+    store: DatabaseUrl,
     /// Print JSON, one object per line
     #[arg(long)]
     json: bool,
@@ -133,10 +134,10 @@ pub(crate) fn run(command: &JobSubcommand) -> Exit {
 
 impl QueueArgs {
     async fn connect(&self) -> Result<Queue, Exit> {
-        let Some(url) = self.store.postgres_url() else {
-            report::print_line("jobs need PostgreSQL: give its URL with --store postgres://…");
-            return Err(Exit::Usage);
-        };
+        let url = self.store.postgres_url().map_err(|message| {
+            report::print_line(message);
+            Exit::Usage
+        })?;
         let options = Options::default().connections(1);
         let connected = Queue::connect_with(url, &self.queue, options).await;
         connected.map_err(|error| super::report_error(&error))

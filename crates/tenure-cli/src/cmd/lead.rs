@@ -1,12 +1,13 @@
 //! `tenure lead`: takes part in an election; a command runs while leading.
 
 use std::collections::VecDeque;
+use std::ffi::OsString;
 use std::future::pending;
-use std::os::unix::net::UnixStream;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::Args;
 use nix::sys::signal::Signal;
 use tenure::election::{
     Election, ElectionState, Event as ElectionEvent, Events, Leader, Leadership, StateChange,
@@ -15,86 +16,102 @@ use tenure::election::{
 use tenure::store::HolderState;
 use tenure::{Client, ErrorKind, Key};
 
-use super::HoldContext;
-use crate::args::Lead;
-use crate::child::Child;
-use crate::exit::Exit;
-use crate::health::HealthState;
+use super::request;
+use super::session::{self, Session};
+use super::supervised_command::{CommandEnd, HoldContext, SupervisedCommand};
+use crate::args::election::ElectionArgs;
+use crate::args::output::Output;
+use crate::args::store::{AdvisoryKeyArgs, StoreUrl};
+use crate::exit::{self, Exit};
+use crate::health::{HealthState, MetricsArgs};
 use crate::hold::Hold;
 use crate::humanize;
 use crate::notify::ServiceManager;
 use crate::report::{self, Event, Reporter};
 use crate::signals::{self, Signals};
-use crate::supervise::{ChildOutcome, HandoffAction, Supervisor};
-use crate::terminal::Terminal;
+use crate::supervise::HandoffAction;
 
 /// Time limit for leaving the election.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause after a failed request for the current leader.
 const OBSERVE_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-pub(crate) fn run(arguments: Lead) -> Exit {
-    match super::listen_for_signals() {
-        Ok(stream) => super::on_runtime(session(arguments, stream)),
-        Err(error) => super::fail("cannot listen for signals", &error),
+#[derive(Args)]
+#[command(after_help = exit::LEAD)]
+pub(crate) struct Lead {
+    #[command(flatten)]
+    pub(crate) store: StoreUrl,
+    #[command(flatten)]
+    pub(crate) pair: AdvisoryKeyArgs,
+    #[command(flatten)]
+    election: ElectionArgs,
+    #[command(flatten)]
+    metrics: MetricsArgs,
+    #[command(flatten)]
+    output: Output,
+    /// The name of the election; omitted with --key1 and --key2
+    #[arg(required_unless_present = "key1")]
+    name: Option<Key>,
+    /// The command to run while leading; without a command, every transition is logged. Its environment has the fencing
+    /// token in `TENURE_TOKEN` and, on NATS, the revision of the record in `TENURE_REVISION`
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
+}
+
+impl Lead {
+    /// Takes the name of the election. If --key1 and --key2 name it, the first word belongs to the command.
+    fn take_name(&mut self) -> Key {
+        match (self.pair.key(), self.name.take()) {
+            (Some(key), word) => {
+                self.command.splice(0..0, word.map(|word| word.as_str().into()));
+                key
+            }
+            (None, Some(name)) => name,
+            (None, None) => unreachable!("clap requires one of the two"),
+        }
     }
 }
 
-async fn session(mut arguments: Lead, stream: UnixStream) -> Exit {
+pub(crate) fn run(mut arguments: Lead) -> Exit {
     let name = arguments.take_name();
     let reporter =
-        Reporter::new(name.clone(), arguments.output).with_pair(arguments.pair.numbers());
-    let begun = async {
-        let signals = Signals::new(stream).map_err(|error| (error.to_string(), Exit::Failed))?;
-        let health = arguments.metrics.start().map_err(|message| (message, Exit::Failed))?;
-        let refused = |error: &tenure::Error| (report::chain(error), super::exit_for(error));
-        let client = match arguments.pair.connect(&arguments.store).await {
-            Ok(client) => client,
-            Err(error) => return Err((report::chain(&error), Exit::Failed)),
-        };
-        reporter.print_creation_notice(&**client.store());
-        let election =
-            arguments.request(&client, &name).build().map_err(|error| refused(&error))?;
-        let leader = client.leader(&name).map_err(|error| refused(&error))?;
-        let events = election.events();
-        election.start().await.map_err(|error| refused(&error))?;
-        health.set_ready();
-        Ok((signals, client, election, events, leader, health))
-    };
-    let exit = match begun.await {
-        Ok((signals, client, election, events, leader, health)) => {
-            let manager = ServiceManager::from_environment();
-            let arguments = &arguments;
-            let reporter = &reporter;
-            let pending_events = VecDeque::new();
-            LeadSession {
-                arguments,
-                name: &name,
-                client,
-                election,
-                events,
-                pending_events,
-                leader,
-                manager,
-                signals,
-                log: EventLog { reporter, health, attempt: 1, leading: false },
+        || Reporter::new(name.clone(), arguments.output).with_pair(arguments.pair.numbers());
+    session::run(reporter, Some(&arguments.metrics), async |session| {
+        match begin(&arguments, &name, &session).await {
+            Ok(participant) => {
+                LeadSession::new(&arguments, &name, participant, session).run().await
             }
-            .run()
-            .await
+            Err(exit) => exit,
         }
-        Err((message, exit)) => {
-            reporter.error(&message);
-            exit
-        }
+    })
+}
+
+/// A started election, and the streams that its participant reads.
+struct Participant {
+    client: Client,
+    election: Election,
+    events: Events,
+    leader: Leader,
+}
+
+/// Starts the election. Reports an error and returns its exit code.
+async fn begin(arguments: &Lead, name: &Key, session: &Session) -> Result<Participant, Exit> {
+    let reporter = &session.reporter;
+    let connecting = arguments.pair.connect(&arguments.store);
+    let client = session::open_store(connecting, reporter).await?;
+    let started = async {
+        let election = request::election(&arguments.election, &client, name).build()?;
+        let leader = client.leader(name)?;
+        let events = election.events();
+        election.start().await?;
+        Ok((election, leader, events))
     };
-    reporter.flush().await;
-    match exit {
-        Exit::Interrupted => {
-            signals::interrupt_own_group();
-            Exit::Signal(Signal::SIGINT as i32)
-        }
-        exit => exit,
-    }
+    let (election, leader, events) = started.await.map_err(|error: tenure::Error| {
+        reporter.error(&report::chain(&error));
+        super::exit_for(&error)
+    })?;
+    session.health.set_ready();
+    Ok(Participant { client, election, events, leader })
 }
 
 struct LeadSession<'a> {
@@ -108,17 +125,19 @@ struct LeadSession<'a> {
     leader: Leader,
     manager: Option<ServiceManager>,
     signals: Signals,
-    log: EventLog<'a>,
+    log: EventLog,
 }
 
 /// Reports the events of the election, with the state that the reports need.
-struct EventLog<'a> {
-    reporter: &'a Reporter,
+struct EventLog {
+    reporter: Arc<Reporter>,
     health: Arc<HealthState>,
     /// Number of the current claim, counted from the last leadership.
     attempt: u32,
     /// This participant leads, or led until the transition whose errors are being reported.
     leading: bool,
+    /// Reason to leave the election, if it is not a request to stop.
+    leave_reason: Option<&'static str>,
 }
 
 /// Input of the event loop.
@@ -130,7 +149,24 @@ enum LeadEvent {
     HandoffRequested,
 }
 
-impl LeadSession<'_> {
+impl<'a> LeadSession<'a> {
+    fn new(arguments: &'a Lead, name: &'a Key, participant: Participant, session: Session) -> Self {
+        let Participant { client, election, events, leader } = participant;
+        let Session { signals, reporter, health } = session;
+        Self {
+            arguments,
+            name,
+            client,
+            election,
+            events,
+            pending_events: VecDeque::new(),
+            leader,
+            manager: ServiceManager::from_environment(),
+            signals,
+            log: EventLog { reporter, health, attempt: 1, leading: false, leave_reason: None },
+        }
+    }
+
     async fn run(mut self) -> Exit {
         let exit = self.event_loop().await;
         if let Some(manager) = &self.manager {
@@ -201,7 +237,7 @@ impl LeadSession<'_> {
         };
         let leadership = self.election.leadership();
         let handoff_requested = async {
-            match leadership.filter(|_| self.arguments.step_down_on_request) {
+            match leadership.filter(|_| self.arguments.election.step_down_on_request) {
                 Some(leadership) => leadership.handoff_requested().await,
                 None => pending().await,
             }
@@ -222,49 +258,28 @@ impl LeadSession<'_> {
 
     /// Runs the command, if there is one, while leading. Returns the exit code, or `None` if the election continues.
     async fn run_command(&mut self, leadership: &Leadership) -> Option<Exit> {
-        let Lead { identity, command, .. } = self.arguments;
+        let Lead { election, command, .. } = self.arguments;
         if command.is_empty() {
             return None;
         }
-        let (name, ttl) = (self.name, self.arguments.ttl());
+        let (name, ttl) = (self.name, election.ttl());
         let hold = Hold::Lead(leadership);
-        let context = HoldContext { client: &self.client, name, identity, ttl };
-        let environment = match super::environment(&context, hold) {
-            Ok(environment) => environment,
-            Err(error) => {
-                self.log.reporter.error(&report::chain(&error));
-                return Some(Exit::Failed);
-            }
-        };
-        self.log.reporter.flush().await;
-        if !leadership.is_held() {
-            return None;
-        }
-        let child = match Child::start(command, &environment, hold).await {
-            Ok(child) => child,
-            Err(error) => {
-                return Some(super::report_start_error(&error, command, self.log.reporter));
-            }
-        };
-        let mut supervisor = Supervisor {
-            hold,
-            child,
-            signals: &mut self.signals,
-            terminal: Terminal::open(),
-            reporter: self.log.reporter,
-            ttl,
-            kill_after: self.arguments.kill_after(),
+        let supervised = SupervisedCommand {
+            context: HoldContext { client: &self.client, name, identity: &election.identity, ttl },
+            command,
+            kill_after: election.kill_after(),
             hard_end: None,
-            on_request: if self.arguments.step_down_on_request {
+            slot: None,
+            on_request: if election.step_down_on_request {
                 HandoffAction::Stop
             } else {
                 HandoffAction::Ignore
             },
-            stop_pending: false,
         };
+        let reporter = Arc::clone(&self.log.reporter);
         let (pending_events, log, manager) =
             (&mut self.pending_events, &mut self.log, self.manager.as_ref());
-        let mut running = pin!(supervisor.run());
+        let mut running = pin!(supervised.run(hold, &mut self.signals, &reporter));
         let ended = loop {
             tokio::select! {
                 biased;
@@ -276,10 +291,15 @@ impl LeadSession<'_> {
             }
         };
         match ended {
-            ChildOutcome::Exited(code) => Some(Exit::Child(code)),
-            ChildOutcome::Killed { signal, by_ctrl_c: false } => Some(Exit::Signal(signal)),
-            ChildOutcome::Killed { by_ctrl_c: true, .. } => Some(Exit::Interrupted),
-            ChildOutcome::Lost(reason) => {
+            CommandEnd::NotStarted(exit) => {
+                self.log.leave_reason = Some("the command could not be started");
+                Some(exit)
+            }
+            CommandEnd::Ended { exit, stop_requested } => {
+                self.log.leave_reason = (!stop_requested).then_some("the command ended");
+                Some(exit)
+            }
+            CommandEnd::Lost(reason) => {
                 if leadership.is_held() {
                     self.log
                         .reporter
@@ -287,10 +307,6 @@ impl LeadSession<'_> {
                     let _ = self.election.step_down(SHUTDOWN_TIMEOUT).await;
                 }
                 None
-            }
-            ChildOutcome::GuardianDied => {
-                self.log.reporter.error("the guardian was killed; the command was killed with it");
-                Some(Exit::Failed)
             }
         }
     }
@@ -337,7 +353,7 @@ fn exit_for_stop(why: &StopReason) -> Exit {
     }
 }
 
-impl EventLog<'_> {
+impl EventLog {
     /// Records that this participant leads, from now on or again.
     fn set_leadership(&mut self, leadership: &Leadership, manager: Option<&ServiceManager>) {
         self.leading = true;
@@ -380,7 +396,10 @@ impl EventLog<'_> {
                 Event::Error { message: report::chain(&**error), health_check: self.leading }
             }
             ElectionEvent::Stopped(why) => {
-                Event::Stopped { signal: None, reason: Some(why.to_string()) }
+                // Leaving the election because of the command is a requested stop to the election.
+                let left = self.leave_reason.filter(|_| matches!(why, StopReason::Requested));
+                let reason = left.map_or_else(|| why.to_string(), str::to_owned);
+                Event::Stopped { signal: None, reason: Some(reason) }
             }
             ElectionEvent::Missed(number) => Event::Error {
                 message: format!("{number} events were missed"),

@@ -1,11 +1,11 @@
 //! `tenure ls`: the names in use.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use clap::Args;
 use tenure::store::KeyState;
 
-use crate::args::StoreUrl;
+use crate::args::store::StoreUrl;
 use crate::exit::{self, Exit};
 use crate::keys::Fencing;
 use crate::{humanize, keys, report};
@@ -59,13 +59,8 @@ fn table(keys: &[KeyState]) -> String {
             first.map_or_else(|| "-".to_owned(), |holder| humanize::identity(holder.by.as_ref())),
             humanize::optional_span(first.and_then(|holder| holder.held_for)),
             key.waiters.len().to_string(),
-            humanize::optional_span(longest_wait(key)),
+            humanize::optional_span(keys::longest_wait(key)),
         ]
     }));
     keys::columns(&rows)
-}
-
-/// Age of the oldest waiter.
-pub(crate) fn longest_wait(key: &KeyState) -> Option<Duration> {
-    key.waiters.iter().filter_map(|waiter| waiter.waited_for).max()
 }

@@ -5,18 +5,17 @@ use std::io;
 use clap::Command;
 use clap_mangen::Man;
 
-use crate::args;
 use crate::exit::Exit;
 
-pub(crate) fn run() -> Exit {
-    match page() {
+pub(crate) fn run(grammar: Command) -> Exit {
+    match page(grammar) {
         Ok(text) => super::print(text.as_bytes()),
         Err(error) => super::fail("cannot write the manual page", &error),
     }
 }
 
-fn page() -> io::Result<String> {
-    let mut grammar = args::grammar();
+/// The text of the page.
+pub(crate) fn page(mut grammar: Command) -> io::Result<String> {
     grammar.build();
     let man = Man::new(grammar.clone());
     let mut text = rendered(|to| {
@@ -80,21 +79,4 @@ fn rendered(write: impl FnOnce(&mut Vec<u8>) -> io::Result<()>) -> io::Result<St
     let mut text = Vec::new();
     write(&mut text)?;
     String::from_utf8(text).map_err(io::Error::other)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_command_is_in_the_page_and_no_other_page_is_named() {
-        let page = page().expect("a page");
-        for command in ["TENURE RUN", "TENURE SERVE", "TENURE JOB", "TENURE JOB ADD", "TENURE MAN"]
-        {
-            assert!(page.contains(&format!(".SH \"{command}\"\n")), "{command}: {page}");
-        }
-        assert!(page.contains("\n.TH tenure 1 \"\" \"tenure "), "{page}");
-        assert!(page.contains("\n\\fBtenure job add\\fR\n"), "{page}");
-        assert!(!page.contains("(1)") && !page.contains("GUARD"), "{page}");
-    }
 }

@@ -1,7 +1,22 @@
 //! `tenure release`: releases a hold of `tenure acquire`.
 
-use crate::args::Release;
-use crate::exit::Exit;
+use clap::Args;
+use tenure::Key;
+
+use crate::args::hold::HandleArg;
+use crate::args::store::StoreUrl;
+use crate::exit::{self, Exit};
+
+#[derive(Args)]
+#[command(after_help = exit::BY_HANDLE)]
+pub(crate) struct Release {
+    #[command(flatten)]
+    pub(crate) store: StoreUrl,
+    #[command(flatten)]
+    handle: HandleArg,
+    /// The name of the lock
+    name: Key,
+}
 
 pub(crate) fn run(arguments: Release) -> Exit {
     super::on_runtime(release(arguments))

@@ -1,10 +1,29 @@
 //! `tenure renew`: renews a hold of `tenure acquire`.
 
-use tenure::ErrorKind;
+use std::time::Duration;
 
-use crate::args::Renew;
-use crate::exit::Exit;
+use clap::Args;
+use tenure::{ErrorKind, Key};
+
+use crate::args::hold::HandleArg;
+use crate::args::store::StoreUrl;
+use crate::args::value::duration;
+use crate::exit::{self, Exit};
 use crate::report;
+
+#[derive(Args)]
+#[command(after_help = exit::BY_HANDLE)]
+pub(crate) struct Renew {
+    #[command(flatten)]
+    pub(crate) store: StoreUrl,
+    #[command(flatten)]
+    handle: HandleArg,
+    /// Time that the hold lasts from now
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
+    ttl: Duration,
+    /// The name of the lock
+    name: Key,
+}
 
 pub(crate) fn run(arguments: Renew) -> Exit {
     super::on_runtime(renew(arguments))

@@ -2,111 +2,66 @@
 
 use std::ffi::OsString;
 use std::future::pending;
-use std::os::unix::net::UnixStream;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::Args;
 use nix::sys::signal::Signal;
 use tenure::store::KeySpace;
-use tenure::{Client, ErrorKind, Guard};
+use tenure::{Client, ErrorKind, Guard, Key};
 use tokio::time::Instant;
 
-use super::HoldContext;
-use crate::args::Run;
-use crate::child::Child;
+use super::request;
+use super::session::{self, Session};
+use super::supervised_command::{CommandEnd, HoldContext, SupervisedCommand};
+use crate::args::hold::HoldArgs;
+use crate::args::output::Output;
+use crate::args::store::StoreUrl;
+use crate::args::value::signal;
 use crate::enclosing_hold::EnclosingHold;
-use crate::exit::Exit;
-use crate::health::HealthState;
+use crate::exit::{self, Exit};
+use crate::health::{HealthState, MetricsArgs};
 use crate::hold::Hold;
 use crate::humanize;
 use crate::other_kind::OtherKindCheck;
 use crate::report::{self, Event, Reporter};
 use crate::signals::{self, Signals};
-use crate::supervise::{ChildOutcome, HandoffAction, Supervisor};
-use crate::terminal::Terminal;
+use crate::supervise::HandoffAction;
 use crate::waiting;
 
 /// Time limit for leaving the queue after an abandoned wait.
 const LEAVE_QUEUE_TIMEOUT: Duration = Duration::from_secs(2);
 
-pub(crate) fn run(arguments: Run) -> Exit {
-    match super::listen_for_signals() {
-        Ok(stream) => super::on_runtime(session(arguments, stream)),
-        Err(error) => super::fail("cannot listen for signals", &error),
-    }
+#[derive(Args)]
+#[command(after_help = exit::RUN)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    pub(crate) store: StoreUrl,
+    #[command(flatten)]
+    hold: HoldArgs,
+    /// Send the command this signal (TERM, USR1) when a waiter requests a hand-off. Only on stores that report waiters
+    #[arg(long, value_name = "SIGNAL", value_parser = signal)]
+    on_request: Option<Signal>,
+    #[command(flatten)]
+    metrics: MetricsArgs,
+    #[command(flatten)]
+    output: Output,
+    /// The name of the lock
+    pub(crate) name: Key,
+    /// The command to run, with its arguments; a `--` before it is optional. Its environment has the fencing token in
+    /// `TENURE_TOKEN` and, on NATS, the revision of the record in `TENURE_REVISION`
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) command: Vec<OsString>,
 }
 
-async fn session(arguments: Run, stream: UnixStream) -> Exit {
-    let reporter = Reporter::new(arguments.name.clone(), arguments.output);
-    let exit = match Signals::new(stream) {
-        Ok(signals) => {
-            let health = Arc::default();
-            RunSession { arguments, signals, reporter: &reporter, health, other_kind: None }
-                .run()
-                .await
-        }
-        Err(error) => {
-            reporter.error(&format!("cannot listen for signals: {error}"));
-            Exit::Failed
-        }
-    };
-    reporter.clear_progress();
-    reporter.flush().await;
-    match exit {
-        Exit::Interrupted => {
-            signals::interrupt_own_group();
-            Exit::Signal(Signal::SIGINT as i32)
-        }
-        exit => exit,
-    }
-}
-
-/// A command that runs under a lock.
-pub(super) struct SupervisedCommand<'a> {
-    pub(super) context: HoldContext<'a>,
-    pub(super) command: &'a [OsString],
-    pub(super) kill_after: Duration,
-    /// Time at which the hold ends even if every renewal succeeds.
-    pub(super) hard_end: Option<Instant>,
-    /// Slot that the command runs for, with `once`.
-    pub(super) slot: Option<String>,
-    pub(super) on_request: HandoffAction,
-}
-
-impl SupervisedCommand<'_> {
-    /// Runs the command until it has ended. Returns the exit code if it could not be started.
-    pub(super) async fn run(
-        &self,
-        guard: &Guard,
-        signals: &mut Signals,
-        reporter: &Reporter,
-    ) -> Result<ChildOutcome, Exit> {
-        let hold = Hold::Lock(guard);
-        let mut environment = super::environment(&self.context, hold).map_err(|error| {
-            reporter.error(&report::chain(&error));
-            Exit::Failed
-        })?;
-        environment.extend(self.slot.iter().map(|slot| ("TENURE_SLOT", slot.clone())));
-        // Before the child starts: lines that are still queued would be mixed into its output.
-        reporter.flush().await;
-        let child = Child::start(self.command, &environment, hold)
-            .await
-            .map_err(|error| super::report_start_error(&error, self.command, reporter))?;
-        let mut supervisor = Supervisor {
-            hold,
-            child,
-            signals,
-            terminal: Terminal::open(),
-            reporter,
-            ttl: self.context.ttl,
-            kill_after: self.kill_after,
-            hard_end: self.hard_end,
-            on_request: self.on_request,
-            stop_pending: false,
-        };
-        Ok(supervisor.run().await)
-    }
+pub(crate) fn run(arguments: &Run) -> Exit {
+    let reporter = || Reporter::new(arguments.name.clone(), arguments.output);
+    session::run(reporter, Some(&arguments.metrics), async |session| {
+        let Session { signals, reporter, health } = session;
+        let reporter = &*reporter;
+        RunSession { arguments, signals, reporter, health, other_kind: None }.run().await
+    })
 }
 
 /// Resolves once the check of the other kind is done. Never resolves after that.
@@ -121,7 +76,7 @@ async fn other_kind_checked(check: &mut Option<OtherKindCheck>, reporter: &Repor
 }
 
 struct RunSession<'a> {
-    arguments: Run,
+    arguments: &'a Run,
     signals: Signals,
     reporter: &'a Reporter,
     health: Arc<HealthState>,
@@ -131,22 +86,11 @@ struct RunSession<'a> {
 
 impl RunSession<'_> {
     async fn run(mut self) -> Exit {
-        match self.arguments.metrics.start() {
-            Ok(health) => self.health = health,
-            Err(message) => {
-                self.reporter.error(&message);
-                return Exit::Failed;
-            }
-        }
-        let connected = self.arguments.store.connect().await;
-        let client = match connected {
+        let opened = session::open_store(self.arguments.store.connect(), self.reporter).await;
+        let client = match opened {
             Ok(client) => client,
-            Err(error) => {
-                self.reporter.error(&report::chain(&error));
-                return Exit::Failed;
-            }
+            Err(exit) => return exit,
         };
-        self.reporter.print_creation_notice(&**client.store());
         self.health.set_ready();
         let held = match self.reject_nesting(&client).await {
             Ok(()) => self.acquire(&client).await,
@@ -186,8 +130,8 @@ impl RunSession<'_> {
     }
 
     async fn acquire(&mut self, client: &Client) -> Result<Guard, Exit> {
-        let Run { hold, name, .. } = &self.arguments;
-        let request = hold.request(client, name);
+        let Run { hold, name, .. } = self.arguments;
+        let request = request::lock(hold, client, name);
         let space = if hold.limit.is_some() { KeySpace::Semaphore } else { KeySpace::Lock };
         self.other_kind = Some(OtherKindCheck::start(client, name, space));
         let acquired = {
@@ -260,7 +204,8 @@ impl RunSession<'_> {
                 .map_or(HandoffAction::Report, HandoffAction::Signal),
         };
         let ended = {
-            let mut running = pin!(supervised.run(&guard, &mut self.signals, self.reporter));
+            let mut running =
+                pin!(supervised.run(Hold::Lock(&guard), &mut self.signals, self.reporter));
             loop {
                 tokio::select! {
                     biased;
@@ -269,29 +214,17 @@ impl RunSession<'_> {
                 }
             }
         };
-        let ended = match ended {
-            Ok(ended) => ended,
-            Err(exit) => return self.release(guard, exit).await,
-        };
         match ended {
-            ChildOutcome::Exited(code) => self.release(guard, Exit::Child(code)).await,
-            ChildOutcome::Killed { signal, by_ctrl_c: false } => {
-                self.release(guard, Exit::Signal(signal)).await
+            CommandEnd::NotStarted(exit) | CommandEnd::Ended { exit, .. } => {
+                self.release(guard, exit).await
             }
-            ChildOutcome::Killed { by_ctrl_c: true, .. } => {
-                self.release(guard, Exit::Interrupted).await
-            }
-            ChildOutcome::Lost(reason) => {
+            CommandEnd::Lost(reason) => {
                 let message = format!("lost {}: {reason}; the command was stopped", guard.key());
                 self.report_loss(reason, &message);
                 // The child was stopped before the deadline, so the hold may not have ended yet. Releasing it spares
                 // the next holder the rest of the lease.
                 let _ = guard.release().await;
                 Exit::Lost
-            }
-            ChildOutcome::GuardianDied => {
-                self.reporter.error("the guardian was killed; the command was killed with it");
-                self.release(guard, Exit::Failed).await
             }
         }
     }
@@ -314,7 +247,7 @@ impl RunSession<'_> {
                 released = &mut releasing => break released,
                 // A signal while the store does not answer ends the wait for it. The lease expires by itself.
                 signal = self.signals.next() => {
-                    if let Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT = signal {
+                    if signals::asks_to_stop(signal) {
                         self.reporter.error(&format!("{key} was not released: it stays held until its lease ends"));
                         return exit;
                     }

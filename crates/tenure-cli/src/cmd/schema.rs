@@ -4,7 +4,7 @@ use clap::Args;
 use tenure::jobs::{self, Schema as JobSchema};
 use tenure::{PgAdvisoryStore, PgLeaseStore, Result};
 
-use crate::args::StoreUrl;
+use crate::args::store::StoreUrl;
 use crate::exit::{self, Exit};
 use crate::report;
 

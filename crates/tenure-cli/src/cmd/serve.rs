@@ -1,12 +1,12 @@
 //! `tenure serve`: runs the lock server.
 
+mod auth;
+mod page;
 mod watched;
 
-use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Read as _};
-use std::net::{IpAddr, TcpListener, ToSocketAddrs as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::net::{TcpListener, ToSocketAddrs as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,12 +18,17 @@ use clap::builder::BoolishValueParser;
 use nix::sys::signal::Signal;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tenure_server::journal::{Journal, JournalOptions, LastRun};
-use tenure_server::{Engine, Handle, Server, Settings, TlsFiles, TlsSetup, clock, http};
+use tenure_server::{Engine, Handle, Server, Settings, clock};
 
-use crate::args::{duration, duration_or_zero};
+use self::auth::AuthArgs;
+use self::page::PageArgs;
+use crate::args::value::{duration, duration_or_zero};
 use crate::exit::{self, Exit};
 use crate::notify::ServiceManager;
-use crate::{health, notify, report, signals};
+use crate::{notify, report, signals};
+
+/// Lease granted to clients that do not request one, unless a flag says otherwise.
+const DEFAULT_LEASE: Duration = Duration::from_secs(33);
 
 #[derive(Args)]
 #[command(after_help = exit::SERVE)]
@@ -34,9 +39,9 @@ pub(crate) struct Serve {
     /// The port to listen on; 0 for any free port
     #[arg(long, value_name = "PORT", env = "DFLOCKD_PORT", default_value_t = 6388)]
     port: u16,
-    /// Lease granted to clients that do not request one
-    #[arg(long, value_name = "DURATION", env = "DFLOCKD_DEFAULT_LEASE_TTL_S", default_value = "33s", value_parser = whole_seconds)]
-    default_lease_ttl: Duration,
+    /// Lease granted to clients that do not request one; by default 33s, or --max-lease if that is shorter
+    #[arg(long, value_name = "DURATION", env = "DFLOCKD_DEFAULT_LEASE_TTL_S", value_parser = whole_seconds)]
+    default_lease_ttl: Option<Duration>,
     /// The longest lease; longer requests are shortened
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = whole_seconds)]
     max_lease: Duration,
@@ -121,91 +126,6 @@ struct Data {
     fence_floor: u64,
 }
 
-/// The HTTP page.
-#[derive(Args)]
-struct PageArgs {
-    /// Serve a status page, /metrics, /livez and /readyz on this address, such as 127.0.0.1:8388
-    #[arg(long, value_name = "ADDR")]
-    http: Option<String>,
-    /// Also show the holders of this store on the status page. May be given several times. With `?queue=TABLE` in a postgres:
-    /// URL, show the jobs of that queue. The store is read only while the page is open in a browser
-    #[arg(long, value_name = "URL", requires = "http")]
-    watch: Vec<String>,
-    /// Number of events remembered per name; 64 with --http, else 0
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1000))]
-    history: Option<u16>,
-}
-
-impl PageArgs {
-    fn history(&self) -> usize {
-        self.history.map_or(if self.http.is_some() { 64 } else { 0 }, usize::from)
-    }
-
-    /// Opens the listener of the page, with true if requests need the token. Other hosts may reach it only if there is
-    /// a token to check.
-    fn listen(&self, secret: Option<&[u8]>) -> Result<Option<(TcpListener, bool)>, String> {
-        let Some(http) = &self.http else { return Ok(None) };
-        let listener = health::listen(http, "--http")?;
-        let address = listener.local_addr().map_err(|error| format!("--http: {error}"))?;
-        let exposed = !is_loopback(address.ip());
-        if exposed && secret.is_none() {
-            return Err(format!(
-                "--http: {address} can be reached from other hosts: give --auth-token-file, or a loopback address"
-            ));
-        }
-        if exposed {
-            report::print_line(
-                "the status page is served without TLS: put a TLS proxy in front of it",
-            );
-        }
-        Ok(Some((listener, exposed)))
-    }
-
-    /// The stores that the page shows beside the server's own keys.
-    fn watched(&self) -> Result<Vec<Box<dyn http::WatchedStore>>, String> {
-        self.watch.iter().map(|url| watched::parse_watch_url(url)).collect()
-    }
-
-    fn start(
-        &self,
-        (listener, auth_required): (TcpListener, bool),
-        watched: Vec<Box<dyn http::WatchedStore>>,
-        handle: Handle,
-    ) -> Result<(), String> {
-        let failed = |error: io::Error| format!("--http: {}", report::os_error_text(&error));
-        let address = listener.local_addr().map_err(failed)?;
-        let host = self.http.as_deref().and_then(|http| http.rsplit_once(':'));
-        let host = host.map(|(host, _)| host.to_owned()).unwrap_or_default();
-        let options = http::HttpOptions { listener, handle, auth_required, host, watched };
-        http::start(options).map_err(failed)?;
-        report::print_line(&format!("status page: http://{address}/"));
-        Ok(())
-    }
-}
-
-/// TLS and authentication of clients.
-#[derive(Args)]
-struct AuthArgs {
-    /// Certificate of the server, as PEM; the server then accepts TLS only
-    #[arg(long, value_name = "FILE", env = "DFLOCKD_TLS_CERT", requires = "tls_key")]
-    tls_cert: Option<PathBuf>,
-    /// Private key of the certificate, as PEM
-    #[arg(long, value_name = "FILE", env = "DFLOCKD_TLS_KEY", requires = "tls_cert")]
-    tls_key: Option<PathBuf>,
-    /// Accept only clients with a certificate of these authorities
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
-    tls_client_ca: Option<PathBuf>,
-    /// Auth token that clients must send; safer in a file or in the environment, where other users cannot see it
-    #[arg(long, value_name = "TOKEN", env = "DFLOCKD_AUTH_TOKEN", hide_env_values = true)]
-    auth_token: Option<String>,
-    /// File with the auth token that clients must send
-    #[arg(long, value_name = "FILE", env = "DFLOCKD_AUTH_TOKEN_FILE")]
-    auth_token_file: Option<PathBuf>,
-    /// Accept other hosts without TLS or without an auth token
-    #[arg(long)]
-    insecure: bool,
-}
-
 pub(crate) fn run(arguments: &Serve) -> Exit {
     init_logging(arguments.debug);
     match serve(arguments) {
@@ -259,6 +179,16 @@ fn serve(arguments: &Serve) -> Result<(), String> {
 }
 
 impl Serve {
+    /// The reason to refuse the flags together.
+    pub(crate) fn usage_error(&self) -> Option<String> {
+        let requested = self.default_lease_ttl.filter(|lease| *lease > self.max_lease)?;
+        let (requested, max) =
+            (humantime::format_duration(requested), humantime::format_duration(self.max_lease));
+        Some(format!(
+            "--default-lease-ttl is {requested}, longer than --max-lease, which is {max}: raise --max-lease as well"
+        ))
+    }
+
     /// Makes the engine record events, starting from those of the previous server. Returns the file to save them in.
     fn keep_history(&self, engine: &mut Engine) -> Option<PathBuf> {
         let max_events = self.page.history();
@@ -283,7 +213,7 @@ impl Serve {
             limits.max_connections
         };
         let mut settings = Settings {
-            default_lease: self.default_lease_ttl.min(self.max_lease),
+            default_lease: self.default_lease_ttl.unwrap_or(DEFAULT_LEASE).min(self.max_lease),
             max_lease: self.max_lease,
             auto_release: self.auto_release_on_disconnect && !self.no_auto_release_on_disconnect,
             read_timeout: Some(self.read_timeout).filter(|timeout| !timeout.is_zero()),
@@ -364,120 +294,6 @@ impl Data {
         })?;
         Ok((engine, promise))
     }
-}
-
-impl Clone for AuthArgs {
-    fn clone(&self) -> Self {
-        Self {
-            tls_cert: self.tls_cert.clone(),
-            tls_key: self.tls_key.clone(),
-            tls_client_ca: self.tls_client_ca.clone(),
-            auth_token: self.auth_token.clone(),
-            auth_token_file: self.auth_token_file.clone(),
-            insecure: self.insecure,
-        }
-    }
-}
-
-impl AuthArgs {
-    fn tls(&self) -> Result<Option<TlsSetup>, String> {
-        const EXPIRY_WARNING: Duration = Duration::from_secs(14 * 24 * 60 * 60);
-        let (Some(cert), Some(key)) = (&self.tls_cert, &self.tls_key) else { return Ok(None) };
-        let files = TlsFiles {
-            cert: cert.clone(),
-            key: key.clone(),
-            client_ca: self.tls_client_ca.clone(),
-        };
-        let setup = files.load().map_err(|error| report::chain(&error))?;
-        if setup.valid_for < EXPIRY_WARNING {
-            let days = setup.valid_for.as_secs() / (24 * 60 * 60);
-            report::print_line(&format!(
-                "{}: the certificate expires in {days} days",
-                cert.display()
-            ));
-        }
-        if setup.is_authority {
-            report::print_line(&format!(
-                "{}: the certificate is that of an authority, which many clients do not accept from a server: create it with \
-                 basicConstraints CA:FALSE",
-                cert.display()
-            ));
-        }
-        Ok(Some(setup))
-    }
-
-    fn secret(&self) -> Result<Option<Vec<u8>>, String> {
-        let token = self.auth_token.as_ref();
-        let file = self.auth_token_file.as_ref();
-        // The command line takes precedence over the environment: if one of the two settings comes from the
-        // environment, the other one was typed, and counts.
-        let is_from = |name, value: &OsStr| std::env::var_os(name).is_some_and(|set| set == value);
-        let secret = match (token, file) {
-            (None, None) => return Ok(None),
-            (Some(token), None) => token.clone().into_bytes(),
-            (None, Some(file)) => read_secret(file)?,
-            (Some(token), Some(file)) => match (
-                is_from("DFLOCKD_AUTH_TOKEN", token.as_ref()),
-                is_from("DFLOCKD_AUTH_TOKEN_FILE", file.as_ref()),
-            ) {
-                (true, false) => read_secret(file)?,
-                (false, true) => token.clone().into_bytes(),
-                _ => {
-                    return Err(
-                        "--auth-token and --auth-token-file are both set: give only one".to_owned()
-                    );
-                }
-            },
-        };
-        let secret = secret.trim_ascii();
-        if secret.is_empty() {
-            return Err("the auth token is empty: set it, or omit the option".to_owned());
-        }
-        Ok(Some(secret.to_vec()))
-    }
-
-    /// Refuses an address that other hosts can reach without TLS and authentication, unless `--insecure` is given.
-    fn check_exposure(&self, listener: &TcpListener) -> Result<(), String> {
-        let address = listener.local_addr().map_err(|error| format!("cannot serve: {error}"))?;
-        let protected = self.tls_cert.is_some()
-            && (self.auth_token.is_some()
-                || self.auth_token_file.is_some()
-                || self.tls_client_ca.is_some());
-        if is_loopback(address.ip()) || protected || self.insecure {
-            return Ok(());
-        }
-        Err(format!(
-            "{address} can be reached from other hosts: give --tls-cert, --tls-key and --auth-token-file, or --insecure"
-        ))
-    }
-}
-
-fn is_loopback(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => address.is_loopback(),
-        IpAddr::V6(address) => {
-            address.is_loopback() || address.to_ipv4_mapped().is_some_and(|v4| v4.is_loopback())
-        }
-    }
-}
-
-fn read_secret(path: &Path) -> Result<Vec<u8>, String> {
-    let failed = |error: io::Error| {
-        format!(
-            "cannot read the auth token in {}: {}",
-            path.display(),
-            report::os_error_text(&error)
-        )
-    };
-    let secret = fs::read(path).map_err(failed)?;
-    let mode = fs::metadata(path).map_err(failed)?.permissions().mode();
-    if mode & 0o007 != 0 {
-        report::print_line(&format!(
-            "{}: every user of this host can read the token: run chmod 600 on it",
-            path.display()
-        ));
-    }
-    Ok(secret)
 }
 
 /// The listener passed by a service manager, or a new one.

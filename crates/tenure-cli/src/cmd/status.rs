@@ -2,13 +2,35 @@
 
 use std::time::SystemTime;
 
-use tenure::Result;
+use clap::Args;
 use tenure::store::KeyState;
+use tenure::{Key, Result};
 
-use crate::args::Status;
-use crate::exit::Exit;
+use crate::args::store::{AdvisoryKeyArgs, StoreUrl};
+use crate::exit::{self, Exit};
 use crate::keys::Fencing;
 use crate::{keys, report};
+
+#[derive(Args)]
+#[command(after_help = exit::STATUS)]
+pub(crate) struct Status {
+    #[command(flatten)]
+    pub(crate) store: StoreUrl,
+    /// Print JSON, one object per line
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    pub(crate) pair: AdvisoryKeyArgs,
+    /// The name of one lock; by default all names in use
+    #[arg(conflicts_with = "key1")]
+    name: Option<Key>,
+}
+
+impl Status {
+    fn name(&self) -> Option<Key> {
+        self.pair.key().or_else(|| self.name.clone())
+    }
+}
 
 pub(crate) fn run(arguments: &Status) -> Exit {
     super::on_runtime(async {

@@ -14,8 +14,8 @@ use tenure::Client;
 use tenure::store::KeyState;
 use tokio::sync::mpsc;
 
-use super::ls::longest_wait;
-use crate::args::{StoreUrl, duration};
+use crate::args::store::StoreUrl;
+use crate::args::value::poll_interval;
 use crate::exit::{self, Exit};
 use crate::{humanize, keys, report};
 
@@ -25,7 +25,7 @@ pub(crate) struct Top {
     #[command(flatten)]
     pub(crate) store: StoreUrl,
     /// Interval between updates
-    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = poll_interval)]
     every: Duration,
     /// Only names with this prefix
     #[arg(default_value = "")]
@@ -260,7 +260,7 @@ fn row(key: &KeyState) -> Row<'static> {
         humanize::optional_span(first.and_then(|holder| holder.held_for)),
         humanize::optional_span(left),
         key.waiters.len().to_string(),
-        humanize::optional_span(longest_wait(key)),
+        humanize::optional_span(keys::longest_wait(key)),
     ])
 }
 

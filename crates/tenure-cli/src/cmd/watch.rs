@@ -9,7 +9,8 @@ use serde::Serialize;
 use tenure::store::{HolderState, Identity, KeySpace, KeyState};
 use tenure::{Client, Key, Result};
 
-use crate::args::{StoreUrl, duration};
+use crate::args::store::StoreUrl;
+use crate::args::value::poll_interval;
 use crate::exit::{self, Exit};
 use crate::signals::{self, Signals};
 use crate::{humanize, keys, report};
@@ -23,7 +24,7 @@ pub(crate) struct Watch {
     #[arg(long)]
     json: bool,
     /// Interval between polls; with NAME, stores that push changes are also read at every change
-    #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = poll_interval)]
     every: Duration,
     /// The name of one lock; by default all names in use. A change that is undone between two polls is not printed
     name: Option<Key>,

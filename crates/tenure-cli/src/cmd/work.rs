@@ -5,7 +5,6 @@ mod running_jobs;
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::os::unix::net::UnixStream;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,7 +16,11 @@ use tenure::jobs::{Job, JobOutcome, Options, Queue, Worker, WorkerStats};
 use tenure::retry::ExponentialBackoff;
 use tokio::sync::oneshot;
 
-use crate::args::{Output, StoreUrl, duration, duration_or_zero, kill_after};
+use super::session::{self, Session};
+use crate::args::hold::kill_after;
+use crate::args::output::Output;
+use crate::args::store::DatabaseUrl;
+use crate::args::value::{duration, duration_or_zero};
 use crate::exit::{self, Exit};
 use crate::health::MetricsArgs;
 use crate::report::{self, Event, Reporter};
@@ -36,7 +39,7 @@ const MAX_CONNECTIONS: usize = 4;
 #[command(after_help = exit::WORK)]
 pub(crate) struct Work {
     #[command(flatten)]
-    store: StoreUrl,
+    store: DatabaseUrl,
     /// Number of commands to run at once
     #[arg(short, long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=200))]
     concurrency: u16,
@@ -91,41 +94,31 @@ pub(crate) fn run(arguments: Work) -> Exit {
             return Exit::Usage;
         }
     };
-    match super::listen_for_signals() {
-        Ok(stream) => super::on_runtime(session(arguments, name, stream)),
-        Err(error) => super::fail("cannot listen for signals", &error),
-    }
+    let (output, metrics) = (arguments.output, arguments.metrics.clone());
+    session::run(
+        || Reporter::new(name, output),
+        Some(&metrics),
+        async |session| match open_queue(&arguments, &session).await {
+            Ok(queue) => work(arguments, queue, session.signals, &session.reporter).await,
+            Err((message, exit)) => {
+                session.reporter.error(&message);
+                exit
+            }
+        },
+    )
 }
 
-async fn session(arguments: Work, name: Key, stream: UnixStream) -> Exit {
-    let reporter = Arc::new(Reporter::new(name, arguments.output));
-    let exit = match begin(&arguments, stream).await {
-        Ok((queue, signals)) => work(arguments, queue, signals, &reporter).await,
-        Err((message, exit)) => {
-            reporter.error(&message);
-            exit
-        }
-    };
-    reporter.clear_progress();
-    reporter.flush().await;
-    exit
-}
-
-async fn begin(arguments: &Work, stream: UnixStream) -> Result<(Queue, Signals), (String, Exit)> {
-    let Some(url) = arguments.store.postgres_url() else {
-        let message = "jobs need PostgreSQL: give its URL with --store postgres://…";
-        return Err((message.to_owned(), Exit::Usage));
-    };
-    let signals = Signals::new(stream).map_err(|error| (error.to_string(), Exit::Failed))?;
-    let health = arguments.metrics.start().map_err(|message| (message, Exit::Failed))?;
+async fn open_queue(arguments: &Work, session: &Session) -> Result<Queue, (String, Exit)> {
+    let url = arguments.store.postgres_url();
+    let url = url.map_err(|message| (message.to_owned(), Exit::Usage))?;
     let queue = Queue::connect_with(url, &arguments.queue, arguments.options()).await;
     let queue = queue.map_err(|error| (report::chain(&error), super::exit_for(&error)))?;
-    health.set_ready();
+    session.health.set_ready();
     if arguments.metrics.is_enabled() {
         let counted = queue.clone();
         tokio::spawn(async move { counted.record_counts(COUNT_INTERVAL).await });
     }
-    Ok((queue, signals))
+    Ok(queue)
 }
 
 async fn work(

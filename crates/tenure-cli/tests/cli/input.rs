@@ -36,6 +36,16 @@ fn invalid_arguments_exit_2_and_name_a_valid_form() {
         (&["run", &long, "true"], &["201 bytes"]),
         (&["run", "--note", "a\nb", "demo", "true"], &["note", "U+000A"]),
         (&["run", "--no-such-flag", "demo", "true"], &["--no-such-flag"]),
+        (&["run", "--id", "", "demo", "true"], &["--id", "empty"]),
+        (&["lead", "--id", " ", "demo"], &["--id", "empty"]),
+        (&["once", "--per", "1h", "--id", "", "demo", "true"], &["--id", "empty"]),
+        (&["once", "--slot", "", "demo", "true"], &["--slot", "empty"]),
+        (&["watch", "--every", "1ns"], &["--every", "1ns", "at least 10ms"]),
+        (&["top", "--every", "9ms"], &["--every", "at least 10ms"]),
+        (&["serve", "--default-lease-ttl", "25h"], &["1day 1h", "--max-lease", "1day"]),
+        (&["lead", "--key1", "1", "--key2", "2", "true"], &["--key1", "--dsn", "$PG_DSN"]),
+        (&["acquire", "--key1", "1", "--key2", "2"], &["--key1", "postgres+advisory://"]),
+        (&["status", "-s", "tenure://h", "--key1", "1", "--key2", "2"], &["--key1", "--dsn"]),
         (&["steal", "demo"], &["steal"]),
         (&["release", "demo"], &["--handle"]),
     ];
@@ -43,6 +53,42 @@ fn invalid_arguments_exit_2_and_name_a_valid_form() {
         refused(&scene, arguments, 2, parts);
     }
     assert_eq!(scene.outcome(&["status"]).1, "nothing is held\n");
+}
+
+#[test]
+fn a_relative_default_directory_is_refused_by_every_command_that_would_use_it() {
+    let scene = Scene::new();
+    let relative = |arguments: &[&str]| {
+        let mut command = scene.tenure(arguments);
+        let output = command.env("TENURE_DIR", "store").output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    for arguments in [
+        &["run", "demo", "true"][..],
+        &["status", "-s", "file:?shared"],
+        &["doctor"],
+        &["bench", "--for", "1s"],
+    ] {
+        let (code, stderr) = relative(arguments);
+        assert_eq!(code, Some(2), "{arguments:?}: {stderr}");
+        let refusal = "TENURE_DIR=store is relative";
+        assert!(stderr.contains(refusal) && stderr.contains("absolute path"), "{stderr}");
+    }
+    assert!(!scene.store().exists());
+    let elsewhere = format!("file:{}", scene.path("other").display());
+    assert_eq!(relative(&["run", "-s", &elsewhere, "demo", "true"]).0, Some(0));
+}
+
+#[test]
+fn jobs_have_no_default_store() {
+    let scene = Scene::new();
+    for command in [&["job", "add"][..], &["work"]] {
+        let (_, help, _) = scene.outcome(&[command, &["--help"]].concat());
+        assert!(help.contains("--store <URL>") && !help.contains("[default: file:]"), "{help}");
+    }
+    refused(&scene, &["job", "ls", "queue"], 2, &["PostgreSQL", "--store postgres://"]);
+    refused(&scene, &["work", "queue", "true"], 2, &["PostgreSQL", "--store postgres://"]);
+    refused(&scene, &["work", "-s", "file:", "queue", "true"], 2, &["PostgreSQL"]);
 }
 
 #[test]

@@ -43,6 +43,26 @@ fn every_change_is_logged_until_it_is_told_to_stop() {
 }
 
 #[test]
+fn the_log_tells_a_command_that_ended_from_a_requested_stop() {
+    let scene = Scene::new();
+    for (command, code, reason) in [
+        (&["sh", "-c", "exit 4"][..], 4, "the command ended"),
+        (&["/no/such/program"], 127, "the command could not be started"),
+    ] {
+        let (got, _, stderr) = scene.outcome(&[&["lead", "demo", "--"], command].concat());
+        assert_eq!(got, Some(code), "{stderr}");
+        let last = stderr.lines().last().unwrap();
+        assert_eq!(last, format!("stopped reason={reason:?} name=demo"), "{stderr}");
+    }
+    let mut leader = participant(&scene, &[&["demo"][..], &WORK].concat(), "log");
+    leader.number();
+    leader.signal(Signal::SIGTERM);
+    assert_eq!(leader.code(), Some(143));
+    let log = scene.read("log");
+    assert!(log.ends_with("stopped reason=\"a stop was requested\" name=demo\n"), "{log}");
+}
+
+#[test]
 fn lead_prints_json_events_and_quiet_prints_nothing() {
     let scene = Scene::new();
     let (code, _, stderr) = scene.outcome(&["lead", "--json", "demo", "--", "sh", "-c", "exit 4"]);

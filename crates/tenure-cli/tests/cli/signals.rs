@@ -77,6 +77,28 @@ fn a_shutdown_waits_for_the_child_before_it_lets_go() {
 }
 
 #[test]
+fn a_command_started_with_chld_ignored_ends_and_releases_the_lock() {
+    let scene = Scene::new();
+    let start = |arguments: &[&str]| {
+        let tenure = scene.tenure(arguments);
+        let mut command = Command::new("env");
+        command.arg("--ignore-signal=CHLD").arg(tenure.get_program()).args(tenure.get_args());
+        command.env("TENURE_DIR", scene.store()).env_remove("TENURE_STORE");
+        Running::new(&mut command)
+    };
+    let mut first =
+        start(&["run", "demo", "--", "sh", "-c", "grep SigIgn /proc/self/status; exit 3"]);
+    let inherited = first.line();
+    let ignored = inherited.split_whitespace().nth(1).unwrap();
+    let ignored = u64::from_str_radix(ignored, 16).unwrap();
+    assert_eq!(ignored >> (Signal::SIGCHLD as u32 - 1) & 1, 0, "the command can wait: {inherited}");
+    assert_eq!(first.code(), Some(3));
+    assert_eq!(scene.outcome(&["status", "demo"]).0, Some(75));
+    assert_eq!(start(&["lead", "-q", "demo", "--", "sh", "-c", "exit 4"]).code(), Some(4));
+    assert_eq!(start(&["once", "--slot", "a", "task", "--", "sh", "-c", "exit 5"]).code(), Some(5));
+}
+
+#[test]
 fn signal_ignored_at_startup_stays_ignored() {
     let scene = Scene::new();
     let holder = scene.holder("demo");

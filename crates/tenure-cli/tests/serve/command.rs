@@ -77,6 +77,15 @@ fn the_environment_is_heeded_and_the_command_line_wins() {
 }
 
 #[test]
+fn the_default_lease_is_33_seconds_or_the_longest_lease() {
+    assert!(Server::start(&[]).client().ask("l a 0").ends_with(" 33"));
+    assert!(Server::start(&["--max-lease", "10"]).client().ask("l a 0").ends_with(" 10"));
+    let (code, said) = refused(&mut serve(&["--default-lease-ttl", "20", "--max-lease", "10"]));
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("20s") && said.contains("--max-lease, which is 10s"), "{said}");
+}
+
+#[test]
 fn whether_holds_outlive_their_connection_can_be_said_in_every_way() {
     for (arguments, environment, released) in [
         (&[][..], None, true),

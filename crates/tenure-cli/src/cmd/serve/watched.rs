@@ -6,7 +6,6 @@ use tenure::{Client, Error};
 use tenure_server::http::{HolderView, InspectFuture, JobView, NameView, StoreView, WatchedStore};
 use tokio::sync::OnceCell;
 
-use crate::cmd::ls::longest_wait;
 use crate::{humanize, keys, report};
 
 /// Maximum number of names of a store that are shown, and of running and of failed jobs.
@@ -148,7 +147,7 @@ fn name(key: &KeyState) -> NameView {
         kind: keys::kind(key.space),
         holders: key.holders.iter().map(holder).collect(),
         waiting: key.waiters.len(),
-        oldest_wait: longest_wait(key),
+        oldest_wait: keys::longest_wait(key),
     }
 }
 

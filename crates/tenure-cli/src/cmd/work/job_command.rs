@@ -10,6 +10,7 @@ use tenure::jobs::{Failure, Job, Queue};
 
 use super::running_jobs::RunningJobs;
 use crate::child::{Child, Streams};
+use crate::cmd::supervised_command::report_start_error;
 use crate::hold::Hold;
 use crate::report::{Event, Reporter};
 use crate::supervise::{ChildOutcome, HandoffAction, Supervisor};
@@ -59,7 +60,7 @@ impl JobCommand {
         let child = match started {
             Ok(child) => child,
             Err(error) => {
-                let exit = crate::cmd::report_start_error(&error, &self.command, &self.reporter);
+                let exit = report_start_error(&error, &self.command, &self.reporter);
                 self.running_jobs.give_up(exit);
                 return Err(Failure::released());
             }
@@ -83,6 +84,7 @@ impl JobCommand {
             hard_end: None,
             on_request: HandoffAction::Ignore,
             stop_pending: false,
+            stop_requested: false,
         };
         let ended = supervisor.run().await;
         let why = match ended {
