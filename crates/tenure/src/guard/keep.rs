@@ -1,6 +1,6 @@
 //! The keeper task of a hold: renews it, watches its deadline, and releases it.
 
-use std::future::Future;
+use std::future::{Future, ready};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use tenure_core::{Machine as _, Time};
 use tokio::sync::{oneshot, watch};
 
 use super::{Guard, HoldContext, KeeperRequest, KeeperState, View};
-use crate::drive::{Drive, Either};
+use crate::drive::{Drive, Either, race};
 use crate::store::{Handoff, Hold, HoldEvent, Loss, Renewed, unsupported};
 use crate::telemetry::{self, Labels};
 use crate::{Error, ErrorKind, Result};
@@ -80,7 +80,11 @@ impl Keep {
                         state.revision = hold.revision();
                         false
                     });
-                    steering.renewed(renewed);
+                    let loss = match &renewed {
+                        Err(error) if error.is_refusal() => reported_loss(&mut **hold).await,
+                        _ => None,
+                    };
+                    steering.renewed(renewed, loss);
                 }
                 Some(KeeperCommand::CheckHandoff { limit }) => {
                     let looked = steering.timed("look", hold.check_handoff(limit)).await;
@@ -255,7 +259,8 @@ impl KeeperDriver {
         });
     }
 
-    fn renewed(&mut self, renewed: Result<Renewed>) {
+    /// Handles the answer to a renewal. `loss` is the reason of a refusal, if the store has reported it.
+    fn renewed(&mut self, renewed: Result<Renewed>, loss: Option<Loss>) {
         let HoldContext { key, store, callbacks, .. } = &*self.about;
         let labels = &self.drive.labels;
         let left = Some(self.drive.machine.deadline()).filter(|deadline| *deadline < Time::MAX);
@@ -270,7 +275,10 @@ impl KeeperDriver {
                 tracing::trace!(name: "tenure.renewed", %key, %store);
                 self.drive.handle(KeeperInput::Renewed { handoff_requested });
             }
-            Err(error) if error.is_refusal() => self.drive.handle(self.over(KeeperInput::Refused)),
+            Err(error) if error.is_refusal() => {
+                let reason = loss.map_or(KeeperInput::Refused, KeeperInput::HoldEnded);
+                self.drive.handle(self.over(reason));
+            }
             Err(error) => {
                 tracing::warn!(name: "tenure.renew_failed", %key, %store, %error);
                 let error = Arc::new(error);
@@ -303,6 +311,14 @@ impl KeeperDriver {
             let callback = Arc::clone(callback);
             tokio::spawn(async move { callback() });
         }
+    }
+}
+
+/// Loss that the store has reported by now, if any: it is more exact than a refusal.
+async fn reported_loss(hold: &mut dyn Hold) -> Option<Loss> {
+    match race(hold.event(), ready(())).await {
+        Either::First(HoldEvent::Lost(loss)) => Some(loss),
+        _ => None,
     }
 }
 
