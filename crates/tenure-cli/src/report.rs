@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 use serde_json::Value;
-use tenure::{Key, Store};
+use tenure::{Key, Store, StoreOutage};
 use tokio::sync::oneshot;
 
 use crate::args::output::Output;
@@ -99,6 +99,11 @@ pub(crate) enum Event {
         /// The operation was the health check of a leadership.
         #[serde(skip)]
         health_check: bool,
+    },
+    /// The store answers again, after an `error` that reported it as away.
+    StoreBack {
+        /// Time for which it was away, in milliseconds.
+        away_ms: u64,
     },
     /// The command is stopping.
     Stopped {
@@ -196,6 +201,17 @@ impl Reporter {
         } else if !self.output.quiet {
             self.clear_progress();
             self.send(stderr_line(message));
+        }
+    }
+
+    /// Reports that the store is away, even with `--quiet`, or that it is back.
+    pub(crate) fn outage(&self, outage: &StoreOutage) {
+        match outage {
+            StoreOutage::Back { after, .. } => self.warn(
+                &Event::StoreBack { away_ms: u64::try_from(after.as_millis()).unwrap_or(u64::MAX) },
+                &format!("{}: {outage}", self.name),
+            ),
+            _ => self.error(&format!("{}: {outage}", self.name)),
         }
     }
 

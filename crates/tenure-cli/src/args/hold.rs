@@ -35,6 +35,11 @@ pub(crate) struct HoldArgs {
 }
 
 impl HoldArgs {
+    /// Time to wait for a store that is away; `None` if the command does not wait at all.
+    pub(crate) fn patience(&self) -> Option<Duration> {
+        (!self.try_once).then(|| self.wait.unwrap_or(Duration::MAX))
+    }
+
     pub(crate) fn kill_after(&self) -> Duration {
         kill_after(self.kill_after, self.ttl)
     }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use tenure::{Client, Key, PgAdvisoryStore, PgLeaseStore};
+use tenure::{Client, ClientBuilder, Key, PgAdvisoryStore, PgLeaseStore};
 
 const STORE_VARIABLE: &str = "TENURE_STORE";
 const DEFAULT_STORE: &str = "file:";
@@ -63,6 +63,11 @@ impl StoreUrl {
 
     pub(crate) async fn connect(&self) -> tenure::Result<Client> {
         Client::connect(&self.store).await
+    }
+
+    /// Connects, with settings for a store that is away.
+    pub(crate) async fn connect_with(&self, builder: ClientBuilder) -> tenure::Result<Client> {
+        builder.connect(&self.store).await
     }
 
     /// The URL, if it names PostgreSQL with lease rows.
@@ -146,10 +151,14 @@ impl AdvisoryKeyArgs {
     }
 
     /// Connects to the server of [`dsn`](Self::dsn), or to `store` without one.
-    pub(crate) async fn connect(&self, store: &StoreUrl) -> tenure::Result<Client> {
+    pub(crate) async fn connect(
+        &self,
+        store: &StoreUrl,
+        builder: ClientBuilder,
+    ) -> tenure::Result<Client> {
         match self.dsn() {
             Some(dsn) => Ok(Client::with_store(Arc::new(PgAdvisoryStore::open(&dsn)?))),
-            None => store.connect().await,
+            None => store.connect_with(builder).await,
         }
     }
 }

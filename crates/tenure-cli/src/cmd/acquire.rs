@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::json;
 use tenure::store::KeySpace;
-use tenure::{ErrorKind, Key, Result};
+use tenure::{Client, ErrorKind, Key, Result};
 
 use super::request;
 use crate::args::hold::IdentityArgs;
@@ -89,7 +89,7 @@ pub(crate) fn run(arguments: &Acquire) -> Exit {
 async fn acquire(arguments: &Acquire, other_kind: &mut Option<OtherKindCheck>) -> Result<String> {
     let Acquire { store, pair, ttl, identity, check, json, .. } = arguments;
     let name = &arguments.name();
-    let client = pair.connect(store).await?;
+    let client = pair.connect(store, Client::builder()).await?;
     if !*json {
         report::print_creation_notice(&**client.store());
     }

@@ -97,10 +97,13 @@ struct Participant {
 /// Starts the election. Reports an error and returns its exit code.
 async fn begin(arguments: &Lead, name: &Key, session: &Session) -> Result<Participant, Exit> {
     let reporter = &session.reporter;
-    let connecting = arguments.pair.connect(&arguments.store);
+    let builder = session::client_builder(Some(Duration::MAX), reporter);
+    let connecting = arguments.pair.connect(&arguments.store, builder);
     let client = session::open_store(connecting, reporter).await?;
     let started = async {
-        let election = request::election(&arguments.election, &client, name).build()?;
+        let outages = Arc::clone(reporter);
+        let request = request::election(&arguments.election, &client, name);
+        let election = request.on_outage(move |outage| outages.outage(outage)).build()?;
         let leader = client.leader(name)?;
         let events = election.events();
         election.start().await?;

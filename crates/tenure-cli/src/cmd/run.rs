@@ -59,7 +59,7 @@ pub(crate) fn run(arguments: &Run) -> Exit {
     let reporter = || Reporter::new(arguments.name.clone(), arguments.output);
     session::run(reporter, Some(&arguments.metrics), async |session| {
         let Session { signals, reporter, health } = session;
-        let reporter = &*reporter;
+        let reporter = &reporter;
         RunSession { arguments, signals, reporter, health, other_kind: None }.run().await
     })
 }
@@ -78,7 +78,7 @@ async fn other_kind_checked(check: &mut Option<OtherKindCheck>, reporter: &Repor
 struct RunSession<'a> {
     arguments: &'a Run,
     signals: Signals,
-    reporter: &'a Reporter,
+    reporter: &'a Arc<Reporter>,
     health: Arc<HealthState>,
     /// Check of the other kind of the name, until it is done.
     other_kind: Option<OtherKindCheck>,
@@ -86,14 +86,14 @@ struct RunSession<'a> {
 
 impl RunSession<'_> {
     async fn run(mut self) -> Exit {
-        let opened = session::open_store(self.arguments.store.connect(), self.reporter).await;
-        let client = match opened {
+        let begun = Instant::now();
+        let client = match self.open_store().await {
             Ok(client) => client,
             Err(exit) => return exit,
         };
         self.health.set_ready();
         let held = match self.reject_nesting(&client).await {
-            Ok(()) => self.acquire(&client).await,
+            Ok(()) => self.acquire(&client, begun).await,
             Err(exit) => Err(exit),
         };
         match held {
@@ -105,6 +105,24 @@ impl RunSession<'_> {
                 exit
             }
             Err(exit) => exit,
+        }
+    }
+
+    /// Opens the store. One that is away is waited for, as long as the lock would be.
+    async fn open_store(&mut self) -> Result<Client, Exit> {
+        let Run { store, hold, .. } = self.arguments;
+        let builder = session::client_builder(hold.patience(), self.reporter);
+        let mut opening = pin!(session::open_store(store.connect_with(builder), self.reporter));
+        loop {
+            tokio::select! {
+                biased;
+                opened = &mut opening => return opened,
+                signal = self.signals.next() => if signals::asks_to_stop(signal) {
+                    self.reporter
+                        .event(&Event::Stopped { signal: Some(signal.as_str()), reason: None });
+                    return Err(Exit::Signal(signal as i32));
+                }
+            }
         }
     }
 
@@ -129,9 +147,15 @@ impl RunSession<'_> {
         Err(Exit::Failed)
     }
 
-    async fn acquire(&mut self, client: &Client) -> Result<Guard, Exit> {
+    async fn acquire(&mut self, client: &Client, begun: Instant) -> Result<Guard, Exit> {
         let Run { hold, name, .. } = self.arguments;
-        let request = request::lock(hold, client, name);
+        let mut request = request::lock(hold, client, name);
+        if let Some(wait) = hold.wait {
+            // `--wait` includes the time for which the store was away.
+            request = request.timeout(wait.saturating_sub(begun.elapsed()));
+        }
+        let reporter = Arc::clone(self.reporter);
+        let request = request.on_outage(move |outage| reporter.outage(outage));
         let space = if hold.limit.is_some() { KeySpace::Semaphore } else { KeySpace::Lock };
         self.other_kind = Some(OtherKindCheck::start(client, name, space));
         let acquired = {

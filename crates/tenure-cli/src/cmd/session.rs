@@ -7,9 +7,10 @@
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use tenure::Client;
+use tenure::{Client, ClientBuilder};
 
 use crate::exit::Exit;
 use crate::health::{HealthState, MetricsArgs};
@@ -72,6 +73,19 @@ fn begin(
         .map_err(|error| format!("cannot listen for signals: {}", report::os_error_text(&error)))?;
     let health = metrics.map_or_else(|| Ok(Arc::default()), MetricsArgs::start)?;
     Ok(Session { signals, reporter: Arc::clone(reporter), health })
+}
+
+/// Settings of a client that waits up to `patience` for a store that is away, and reports it; `None` does not wait.
+pub(super) fn client_builder(
+    patience: Option<Duration>,
+    reporter: &Arc<Reporter>,
+) -> ClientBuilder {
+    let reporter = Arc::clone(reporter);
+    let builder = Client::builder().on_outage(move |outage| reporter.outage(outage));
+    match patience {
+        Some(patience) => builder.wait_for_store(patience),
+        None => builder,
+    }
 }
 
 /// Opens the store, and prints its notice for the first use. Reports an error and returns its exit code.

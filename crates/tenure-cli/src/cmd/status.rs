@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use clap::Args;
 use tenure::store::KeyState;
-use tenure::{Key, Result};
+use tenure::{Client, Key, Result};
 
 use crate::args::store::{AdvisoryKeyArgs, StoreUrl};
 use crate::exit::{self, Exit};
@@ -57,7 +57,7 @@ pub(crate) fn run(arguments: &Status) -> Exit {
 
 /// One key, as a lock and as a semaphore if in use, or all keys in use.
 async fn inspect(arguments: &Status) -> Result<(Vec<KeyState>, Fencing)> {
-    let client = arguments.pair.connect(&arguments.store).await?;
+    let client = arguments.pair.connect(&arguments.store, Client::builder()).await?;
     if !arguments.json {
         report::print_creation_notice(&**client.store());
     }
