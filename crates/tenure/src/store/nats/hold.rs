@@ -59,6 +59,7 @@ impl NatsHold {
             if self.connection != self.inner.api.connections() {
                 self.reread(until, None).await?;
             }
+            let connection = self.connection;
             let next = self.next_record(change).ok_or_else(|| self.not_held())?;
             let written_count = next.holder(self.claim).map(|holder| holder.renewal_count);
             // Before the write: if this future is dropped while it is in flight, it may still land.
@@ -67,9 +68,8 @@ impl NatsHold {
             let put = self.inner.put(&self.subject, self.sequence, next, write_until).await;
             let unclear = match put.map_err(|error| self.explain(error))? {
                 (WriteOutcome::Done(_), known) => {
-                    self.connection = known.connection;
                     (self.sequence, self.record) = (known.sequence, known.record);
-                    return Ok(());
+                    return self.check_connection(change, connection);
                 }
                 (WriteOutcome::Conflict, _) => None,
                 (WriteOutcome::Unclear(error), _) => Some(error),
@@ -79,13 +79,26 @@ impl NatsHold {
             let Some(error) = unclear else { continue };
             let moved = self.sequence != old_sequence;
             match self.record.fate_of_change(self.claim, written_count, moved) {
-                WriteFate::Landed => return Ok(()),
+                WriteFate::Landed => return self.check_connection(change, connection),
                 WriteFate::Unsettled => return Err(self.explain(as_unknown(error))),
                 WriteFate::Refused => {}
             }
         }
         let message = "other holders changed the shared record each time: try again";
         Err(self.explain(Error::new(ErrorKind::Unavailable, message)))
+    }
+
+    /// Refuses to count a renewal that was written on condition of a record seen over `connection`, and may have been
+    /// sent over a later one: it may have replaced the record of another holder. The next renewal reads the record
+    /// over the present connection. A release counts in any case.
+    fn check_connection(&self, change: NatsHoldChange, connection: u64) -> Result<()> {
+        match change {
+            NatsHoldChange::Renew { .. } if self.inner.api.connections() != connection => {
+                let message = "the connection was replaced while the renewal was written";
+                Err(self.explain(Error::new(ErrorKind::Unknown, message)))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn next_record(&self, change: NatsHoldChange) -> Option<KeyRecord> {

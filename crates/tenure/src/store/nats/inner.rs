@@ -283,11 +283,17 @@ impl NatsInner {
                 }
             }
         };
+        // The connection may have broken after `write` had checked it. The write was then sent over the next connection,
+        // and may have replaced the record of another holder: `KnownKey::may_be_overwritten`.
+        if self.api.connections() != known.connection {
+            let message = "the connection was replaced while the claim was written";
+            let withdrawn = self.withdraw(claim, subject, &landed, until).await;
+            return if withdrawn { Ok(None) } else { Err(Error::new(ErrorKind::Unknown, message)) };
+        }
         // After the write, the bucket's info is read again in three cases:
         // - The key had no record. The stream may be a new one of the same name, or may have dropped a holder's record.
         // - nlock's layout: another participant may have changed the ttl, which is checked with every grant.
-        // - A recheck is due. A write that was sent while the connection was down is delivered over the next one, and
-        //   may have landed in a bucket that was edited since the last check.
+        // - A recheck is due: the settings are doubtful since the last check.
         let due = self.settings_check.is_due(self.api.connections());
         let reread = known.sequence == 0 || self.layout != BucketLayout::Native || due;
         let epoch = match self.epoch_of(claim, &landed, before, reread, until).await {
@@ -370,13 +376,23 @@ impl NatsInner {
             _ if is_went_back(&error) => error,
             _ => return as_unknown(error),
         };
-        if let Some(released) = landed.record.release(claim.id, landed.sequence) {
-            let undone = self.put(subject, landed.sequence, released, until).await;
-            if !matches!(undone, Ok((WriteOutcome::Done(_), _))) {
-                return as_unknown(Error::new(ErrorKind::Unknown, error.to_string()));
-            }
+        if self.withdraw(claim, subject, landed, until).await {
+            return error;
         }
-        error
+        Error::new(ErrorKind::Unknown, error.to_string())
+    }
+
+    /// Releases a grant in the record `landed`, which no caller has got. True if the grant is certainly gone.
+    async fn withdraw(
+        &self,
+        claim: &Claim,
+        subject: &str,
+        landed: &KnownKey,
+        until: ApiDeadline,
+    ) -> bool {
+        let Some(released) = landed.record.release(claim.id, landed.sequence) else { return true };
+        let undone = self.put(subject, landed.sequence, released, until).await;
+        matches!(undone, Ok((WriteOutcome::Done(_), _)))
     }
 
     /// Epoch of a grant in the record `landed`. `before` was taken before the write was sent.
