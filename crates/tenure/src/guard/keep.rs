@@ -115,8 +115,14 @@ impl Keep {
                 let detached = match (outcome, hold.handle()) {
                     (Ok(()), Some(handle)) => {
                         let detached = hold.detach(about.lease.request_limit()).await;
+                        // The hold knows if it ended with its connection.
+                        let loss = tokio::select! {
+                            biased;
+                            HoldEvent::Lost(loss) = hold.event() => loss,
+                            () = std::future::ready(()) => Loss::Taken,
+                        };
                         let lost = |error: Error| {
-                            if error.is_refusal() { about.lost(Loss::Taken).into() } else { error }
+                            if error.is_refusal() { about.lost(loss).into() } else { error }
                         };
                         detached.map(|()| handle).map_err(lost)
                     }
