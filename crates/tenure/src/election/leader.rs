@@ -136,6 +136,7 @@ impl Leader {
     /// Waits until the store reports a change, or until the next poll is due.
     async fn wait(&self, seen: Version) {
         tokio::select! {
+            // Either may come first. A fixed order keeps simulated runs repeatable.
             biased;
             () = self.pause() => {}
             () = async {
