@@ -121,10 +121,10 @@ impl Keep {
                             HoldEvent::Lost(loss) = hold.event() => loss,
                             () = std::future::ready(()) => Loss::Taken,
                         };
-                        let lost = |error: Error| {
+                        let explain = |error: Error| {
                             if error.is_refusal() { about.lost(loss).into() } else { error }
                         };
-                        detached.map(|()| handle).map_err(lost)
+                        detached.map(|()| handle).map_err(explain)
                     }
                     (Ok(()), None) => {
                         Err(unsupported(&**store, "keep a hold without its process").on(key))
