@@ -83,20 +83,24 @@ impl Slot {
     /// Time for which a mark made at `wall` is kept: two periods, or `longest` if the store keeps nothing for longer.
     /// `None` if that is less than the remaining time of the slot.
     pub fn mark_ttl(self, longest: Option<Duration>, wall: Duration) -> Option<Duration> {
-        let two_periods = Duration::from_millis(self.period.saturating_mul(2));
-        let keep = longest.map_or(two_periods, |longest| longest.min(two_periods));
+        let keep = self.full_mark_ttl(longest);
         (keep >= self.remaining_at(wall)).then_some(keep)
+    }
+
+    fn full_mark_ttl(self, longest: Option<Duration>) -> Duration {
+        let two_periods = Duration::from_millis(self.period.saturating_mul(2));
+        longest.map_or(two_periods, |longest| longest.min(two_periods))
     }
 
     /// Latest wall time at which a grant of the mark's key may begin a run of this slot.
     ///
-    /// An earlier run of the slot has left a mark, which is kept until after this time. A grant that comes later, because
-    /// the process or the store was stopped, may have been made after that mark had ended: the slot would be run twice.
-    /// Half of the time between the end of the slot and the earliest end of a mark is left for differences of clocks.
+    /// An earlier run of the slot has left a mark, which is kept until after this time. A grant that comes later,
+    /// because the process or the store was stopped, may have been made after that mark had ended: the slot would be run
+    /// twice. Half of the time between the end of the slot and the earliest end of a mark is left for differences of
+    /// clocks.
     pub fn latest_grant(self, longest: Option<Duration>) -> Duration {
         let period = Duration::from_millis(self.period);
-        let keep = longest.map_or(period * 2, |longest| longest.min(period * 2));
-        self.begins() + period + keep.saturating_sub(period) / 2
+        self.begins() + period + self.full_mark_ttl(longest).saturating_sub(period) / 2
     }
 
     /// Key of the slot's mark.

@@ -68,6 +68,9 @@ pub trait Network: fmt::Debug {
 }
 
 /// Non-blocking connection to a client. Dropping it closes the connection.
+///
+/// A read that returns fewer bytes than its buffer has room for has emptied the stream: the server reads again only
+/// after the next event. A stream that could return a part of its bytes must fill the buffer as far as it can.
 pub trait NetworkStream: Read + Write + fmt::Debug {
     /// Shuts down writing: the peer reads the end of the stream after all output.
     fn finish(&self);

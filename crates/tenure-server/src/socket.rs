@@ -112,11 +112,12 @@ impl<S: NetworkStream> Socket<S> {
         }
     }
 
-    /// Adds the socket to a batch. False if its output cannot be sent as it is (TLS), must wait behind a backlog, or if
-    /// the batch already includes the socket: a second send could overtake the rest of the first.
+    /// Adds the socket to a batch. False if its output cannot be sent as it is (TLS, or no socket of the system), must
+    /// wait behind a backlog, or if the batch already includes the socket: a second send could overtake the rest of the
+    /// first.
     fn join_batch(&mut self, batch: u32) -> bool {
-        let joins =
-            self.last_batch != batch && !self.closing && !self.blocked && self.transport.is_plain();
+        let free = self.last_batch != batch && !self.closing && !self.blocked;
+        let joins = free && self.transport.plain_socket().is_some();
         if joins {
             self.last_batch = batch;
         }

@@ -22,13 +22,15 @@ impl World {
     }
 
     /// Delivers a message of a stream to a client that watches.
+    ///
+    /// The message may have arrived over an earlier connection, and been handled only now.
     pub(crate) fn notify(&mut self, client: usize, message: StreamMessage, connection: u64) {
-        if !self.clients[client].awake() || self.clients[client].stream.connection != connection {
+        if !self.clients[client].awake() {
             return;
         }
         let now = self.local(client);
         note!(self, "client {client}: is notified of {message:?}");
-        self.clients[client].stream.note_message(message, now);
+        self.clients[client].stream.note_message(message, connection, now);
         for index in 0..self.clients[client].tasks.len() {
             if self.clients[client].tasks[index].key == message.key {
                 self.with_task(client, index, |world, task| {

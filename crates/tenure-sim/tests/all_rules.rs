@@ -32,6 +32,18 @@ fn the_stream_keeps_every_promise() {
     check(StoreKind::Stream);
 }
 
+/// Messages of watches that were sent before the loss are handled after it.
+#[test]
+fn the_stream_keeps_every_promise_while_it_loses_writes() {
+    let setup = Setup::new(StoreKind::Stream);
+    let faults = Faults { lose_writes: 0.5, ..setup.faults };
+    for seed in 0..12_000 {
+        if let Err(violation) = simulate(seed, &Setup { faults, ..setup }) {
+            panic!("lost writes: {violation}");
+        }
+    }
+}
+
 /// Also where reads are answered with what was there before the last change.
 #[test]
 fn the_bucket_keeps_every_promise() {

@@ -161,8 +161,10 @@ impl Client {
     pub async fn renew(&self, key: impl AsRef<str>, handle: &Handle, ttl: Duration) -> Result<()> {
         let mut hold = self.store.resume(&Key::new(key.as_ref())?, handle).await?;
         let renewed = hold.renew(ttl, ttl / 4).await;
-        hold.detach(ttl / 4).await?;
-        renewed.map(|_| ())
+        // Detached also after a failed renewal: otherwise dropping the hold could end it.
+        let detached = hold.detach(ttl / 4).await;
+        renewed?;
+        detached
     }
 
     /// Releases a hold that another process detached, by its handle.

@@ -108,12 +108,14 @@ impl ManualClock {
 
     /// Returns the present instant, without a call of the function that
     /// [`stop_after_readings`](Self::stop_after_readings) was given.
+    #[cfg(feature = "simulation")]
     pub fn peek(&self) -> Time {
         self.0.lock().alarm.now
     }
 
     /// Calls `stop` after every reading of the clock, and then advances the clock by its result: as if the process had
     /// been stopped for that long right after it had read its clock.
+    #[cfg(feature = "simulation")]
     pub fn stop_after_readings(&self, stop: impl Fn() -> Duration + Send + Sync + 'static) {
         self.0.lock().alarm.stop = Some(Arc::new(stop));
     }
@@ -202,9 +204,11 @@ trait Alarm {
 struct ManualAlarm {
     now: Time,
     /// Called after every reading. Returns the time for which the process is then stopped.
+    #[cfg(feature = "simulation")]
     stop: Option<Arc<StopFn>>,
 }
 
+#[cfg(feature = "simulation")]
 type StopFn = dyn Fn() -> Duration + Send + Sync;
 
 impl Alarm for ManualAlarm {
@@ -213,12 +217,12 @@ impl Alarm for ManualAlarm {
 
 impl Timers<ManualAlarm> {
     fn read(&self) -> Time {
-        let (now, stop) = {
-            let state = self.lock();
-            (state.alarm.now, state.alarm.stop.clone())
-        };
-        // Called without the lock: the function may read this clock, or wake tasks that do.
-        if let Some(stop) = stop {
+        let state = self.lock();
+        let now = state.alarm.now;
+        #[cfg(feature = "simulation")]
+        if let Some(stop) = state.alarm.stop.clone() {
+            // Called without the lock: the function may read this clock, or wake tasks that do.
+            drop(state);
             self.advance(stop());
         }
         now

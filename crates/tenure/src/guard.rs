@@ -181,7 +181,8 @@ impl Guard {
     /// # Errors
     ///
     /// `Unsupported` if a hold cannot outlive its process on this store: the lock is released. `Lost` if the hold was
-    /// lost before. `Unknown` if the store gave no clear answer: the hold is released, or ends with its lease.
+    /// lost before. `Unknown` if the store gave no clear answer: the hold is released, or ends with its lease. After any
+    /// other error of the store the hold is released.
     ///
     /// # Cancel safety
     ///

@@ -153,7 +153,8 @@ impl OnceRequest {
     /// - `Invalid` if the name or the period is invalid, or if a later slot was run: the clock of this host or of the
     ///   other host is wrong.
     /// - `Contention` if the run of a slot long past has not ended.
-    /// - `Unavailable` if the store answered only after the slot was over.
+    /// - `Unavailable` if the store answered only after the slot was over, or if the slot was held by another process
+    ///   that has released it since. In the second case, try again.
     /// - `Unsupported` if the store keeps no record without a process.
     /// - Otherwise the error of the store.
     ///
@@ -196,7 +197,14 @@ impl OnceRequest {
             Ok(guard) => guard,
             Err(error) if error.kind().is_held_by_another() => {
                 let holder = store.inspect(&key, KeySpace::Lock).await?.holders.into_iter().next();
-                let by = holder.and_then(|holder| holder.by);
+                // The holder has left since, or it was this claim, whose grant ended before it was confirmed. In both
+                // cases the slot may not have been run.
+                let Some(holder) = holder else {
+                    let message =
+                        "the slot was held by another process, and no longer is: try again";
+                    return Err(at(Error::new(ErrorKind::Unavailable, message)));
+                };
+                let by = holder.by;
                 return match (slot, by.as_ref().and_then(|by| Slot::parse(&by.note))) {
                     (Some(slot), Some(found)) => match slot.status(found) {
                         SlotStatus::AlreadyRun => Ok(Once::Ran(by)),

@@ -36,9 +36,17 @@ impl SimulatedProcess {
     /// Runs `f` as this process, on the present thread.
     pub fn run<T>(&self, f: impl FnOnce() -> T) -> T {
         let outer = RUNNING.replace(Some(Rc::clone(&self.0)));
-        let result = f();
-        RUNNING.set(outer);
-        result
+        let _restore = RestoreRunning(outer);
+        f()
+    }
+}
+
+/// Restores the process that was simulated before, also after a panic.
+struct RestoreRunning(Option<Rc<RefCell<Simulated>>>);
+
+impl Drop for RestoreRunning {
+    fn drop(&mut self) {
+        RUNNING.set(self.0.take());
     }
 }
 
@@ -67,4 +75,19 @@ pub(crate) fn fill(bytes: &mut [u8]) -> bool {
         }
         true
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    #[test]
+    fn a_panic_ends_the_simulation_of_its_process() {
+        let process = SimulatedProcess::new("host", 1);
+        let run = || process.run(|| panic!("in the process"));
+        catch_unwind(AssertUnwindSafe(run)).expect_err("it panics");
+        assert!(!fill(&mut [0]), "no process is simulated");
+    }
 }

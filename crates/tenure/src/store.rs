@@ -400,7 +400,11 @@ pub trait Hold: fmt::Debug + Send {
     /// # Errors
     ///
     /// `NotHeld` if the hold has ended. `Unknown` if the store gave no clear answer within `limit`: the hold may end
-    /// with this value.
+    /// with this value. After any other error the hold ends with this value.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: after a drop the hold may outlive this value or end with it.
     async fn detach(&mut self, limit: Duration) -> Result<()>;
 
     /// Inline release of this hold, so that a guard need not wait for its keeper; `None` if a release takes a request.

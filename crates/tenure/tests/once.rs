@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use tenure::once::{Once, OnceRequest};
-use tenure::store::KeySpace;
+use tenure::store::{KeySpace, Store as _};
 use tenure::{Client, Clock, ErrorKind, MemoryStore};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -164,7 +164,9 @@ async fn invalid_once_requests_are_rejected() {
     assert!(said(client.once("a").slot("x\ny", HOUR)).await.contains("U+000A"));
 }
 
-/// A process that is stopped for long, wherever it has just read its clock, does not run a slot that another process ran.
+/// A process that is stopped for long, wherever it has just read its clock, does not run a slot that another process
+/// ran.
+#[cfg(feature = "simulation")]
 #[tokio::test]
 async fn a_slot_is_not_run_again_by_a_process_that_was_stopped() {
     let mut readings = 0;
@@ -191,4 +193,41 @@ async fn a_slot_is_not_run_again_by_a_process_that_was_stopped() {
         readings += 1;
     }
     assert!(readings > 1, "the clock was read {readings} times");
+}
+
+/// The reply to the claim is lost, and the grant is evicted before the repeated claim has confirmed it.
+#[cfg(feature = "conformance")]
+#[tokio::test]
+async fn a_slot_without_a_holder_was_not_run() {
+    use tenure::conformance::{Fault, Faults, Op};
+
+    let (clock, hand) = Clock::manual();
+    let memory = Arc::new(MemoryStore::with_clock(clock.clone()));
+    let (store, faults) = Faults::wrap(memory.clone(), clock.clone());
+    let client = Client::with_store(Arc::new(store)).with_clock(clock.clone());
+    faults.next(Op::Claim, Fault::LoseReply);
+    faults.next(Op::Renew, Fault::Delay);
+    let once = tokio::spawn(client.once("nightly").slot("x", HOUR).begin());
+    let mut evicted = false;
+    for _ in 0..10_000 {
+        tokio::task::yield_now().await;
+        let Some(pause) = hand.next_timer().map(|timer| timer.since(clock.now())) else { continue };
+        // The delay of the renewal is half of its limit, which is a quarter of the lease.
+        if pause == HOUR / 8 && !evicted {
+            let states = memory.list(KeySpace::Lock, "", None).await.unwrap();
+            memory.evict(&states[0].key, states[0].holders[0].token, "test").await.unwrap();
+            evicted = true;
+        }
+        // The other short timers are pauses before a repeated request.
+        if evicted || pause < HOUR / 20 {
+            hand.advance(pause);
+        }
+        if once.is_finished() {
+            break;
+        }
+    }
+    assert!(evicted);
+    let error = once.await.unwrap().expect_err("not run");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("try again"), "{error}");
 }

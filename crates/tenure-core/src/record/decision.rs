@@ -29,7 +29,7 @@ pub struct RecordHolder<T> {
     /// Number of the grant. `None` stands for the version that the store gave to the write of this record, because the
     /// writer could not know it in advance.
     pub grant_number: Option<u64>,
-    /// Number of renewals.
+    /// Number that each renewal raises, by at least one.
     pub renewal_count: u64,
     /// Time that the hold lasts from each renewal on. A hold without a lease is never taken over.
     pub lease: Option<Duration>,
@@ -58,7 +58,7 @@ pub struct Renewal {
     /// Number of the grant, if the record keeps it. A claim can be granted several times. If the store lost the last
     /// grant, an earlier one may be back in the record: its token is another, and later grants may repeat ours.
     pub number: Option<u64>,
-    /// Largest renewal count that the holder has tried to write. The new count is above it, so that no two attempts
+    /// Largest renewal count that any hold of the claim has tried to write. The new count is above it, so that no two attempts
     /// write the same: a count that is found later shows which attempt took effect, and thus how old the renewal is. An
     /// attempt without a reply may take effect long after the next one was sent.
     pub attempted: u64,
@@ -184,7 +184,7 @@ impl<T> RecordHolder<T> {
 pub struct HolderObservations {
     /// Claim, its observed state, and the instant from which its hold may be taken over.
     seen: Vec<(u128, Observation<HoldState>, Time)>,
-    rules: Rules,
+    pub(super) rules: Rules,
 }
 
 /// State of a hold that each renewal changes: the grant number and the renewal count.

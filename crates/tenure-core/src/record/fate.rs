@@ -25,13 +25,22 @@ impl<T> CasRecord<T> {
     }
 
     /// Fate of a write that was to renew or release the hold of `claim`. `written` is the renewal count that it wrote,
-    /// `None` for a release. This record was read afterwards; `moved` if its sequence is another than before the write.
-    pub fn fate_of_change(&self, claim: u128, written: Option<u64>, moved: bool) -> WriteFate {
+    /// `None` for a release. The write was to replace the record at sequence `over`. This record was read afterwards, at
+    /// `sequence`.
+    pub fn fate_of_change(
+        &self,
+        claim: u128,
+        written: Option<u64>,
+        sequence: u64,
+        over: u64,
+    ) -> WriteFate {
         let found = self.holder(claim).map(|holder| holder.renewal_count);
         // Only the holder increments its renewal count. After a release, a hold that is gone needs no other release.
         if found == written {
             return WriteFate::Landed;
         }
-        if found.is_some() && !moved { WriteFate::Unsettled } else { WriteFate::Refused }
+        // A hold that is gone is not renewed by waiting: its holder must stop at once. Otherwise as for a grant.
+        let settled = found.is_none() || sequence > over;
+        if settled { WriteFate::Refused } else { WriteFate::Unsettled }
     }
 }

@@ -88,8 +88,8 @@ impl<T> KnownRecord<T> {
         holder: &RecordHolder<T>,
         now: Time,
         server_time: Option<u64>,
-        rules: Rules,
     ) -> bool {
+        let rules = self.observations.rules;
         let age = server_time.zip(self.timestamp).map(|(now, then)| now.saturating_sub(then));
         let abandoned = age
             .zip(holder.lease)
@@ -167,15 +167,14 @@ mod tests {
         known.note(first, RecordSource::Leader, at(0), at(0));
         let holder = &known.record.holders[0];
         let limit = written + 31_800_000_000;
-        let taken =
-            |now, server_time| known.may_be_taken_over(holder, now, server_time, Rules::ALL);
+        let taken = |now, server_time| known.may_be_taken_over(holder, now, server_time);
         assert!(!taken(at(0), Some(limit)), "3 leases and 30 s, not a moment less");
         assert!(taken(at(0), Some(limit + 1)));
         assert!(!taken(at(0), None), "without a timestamp only observation counts");
         assert!(taken(at(700), None), "observed for its lease and the margin");
         let for_ever = RecordHolder { lease: None, ..holder.clone() };
         assert!(
-            !known.may_be_taken_over(&for_ever, at(0), Some(u64::MAX), Rules::ALL),
+            !known.may_be_taken_over(&for_ever, at(0), Some(u64::MAX)),
             "a hold without a lease never ends"
         );
     }

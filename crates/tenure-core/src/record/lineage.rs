@@ -21,7 +21,9 @@ pub struct StreamState {
 /// Known identity, sequence and time of a stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Lineage {
-    /// Creation time of the stream in nanoseconds: the epoch of fencing tokens.
+    /// Creation time of the stream in nanoseconds.
+    created: u64,
+    /// Epoch of fencing tokens: the creation time, or the later time of [`begin_epoch`](Self::begin_epoch).
     epoch: u64,
     /// Highest sequence seen.
     highest: u64,
@@ -52,7 +54,7 @@ impl Lineage {
     pub const fn new(state: StreamState, now: Time) -> Self {
         let StreamState { created, last_sequence, time } = state;
         let server_time = StoreTime::new(time, now);
-        Self { epoch: created, highest: last_sequence, lost: 0, server_time }
+        Self { created, epoch: created, highest: last_sequence, lost: 0, server_time }
     }
 
     /// Epoch of the stream.
@@ -88,8 +90,9 @@ impl Lineage {
     /// Updates from the stream's state, in a reply that arrived at `now`. `before` was taken before the request was
     /// sent. A stream that was created again begins a new epoch.
     pub fn refresh(&mut self, state: StreamState, before: LineageMark, now: Time) {
-        if state.created != self.epoch {
-            (self.epoch, self.highest, self.lost) = (state.created, 0, 0);
+        if state.created != self.created {
+            (self.created, self.epoch) = (state.created, state.created);
+            (self.highest, self.lost) = (0, 0);
         } else if before.epoch == self.epoch && state.last_sequence < before.highest {
             self.lost = self.lost.max(before.highest);
         }
@@ -97,8 +100,10 @@ impl Lineage {
         self.server_time = StoreTime::new(state.time, now);
     }
 
-    /// Begins a new epoch, in which `sequence` was seen.
-    pub const fn begin_epoch(&mut self, epoch: u64, sequence: u64) {
+    /// Begins a new epoch of the same stream, in which `sequence` was seen. The epoch is `server_time`, or the next one
+    /// if the server's clock was set back.
+    pub fn begin_epoch(&mut self, server_time: u64, sequence: u64) {
+        let epoch = server_time.max(self.epoch.saturating_add(1));
         (self.epoch, self.highest, self.lost) = (epoch, sequence, 0);
     }
 
@@ -203,6 +208,26 @@ mod tests {
         lineage.refresh(state(8, 1), before, NOW);
         let earlier = lineage.mark_of_earlier_write();
         assert_eq!(lineage.epoch_of(1, earlier, None), Ok(8));
+    }
+
+    #[test]
+    fn an_epoch_that_was_begun_outlasts_reports_of_the_same_stream() {
+        let mut lineage = Lineage::new(state(7, 10), NOW);
+        let before = lineage.mark();
+        assert!(lineage.doubts(1, before), "the server restarted without its messages");
+        lineage.begin_epoch(50, 1);
+        for number in [2, 3] {
+            let before = lineage.mark();
+            let report = state(7, number);
+            lineage.refresh(report, before, NOW);
+            assert_eq!(lineage.epoch_of(number, before, Some(report)), Ok(50));
+        }
+        let before = lineage.mark();
+        lineage.begin_epoch(40, 1);
+        assert_eq!(lineage.epoch_of(2, before, None), Ok(51), "the server's clock was set back");
+        let before = lineage.mark();
+        lineage.refresh(state(60, 1), before, NOW);
+        assert_eq!(lineage.epoch(), 60, "the stream was created again");
     }
 
     #[test]

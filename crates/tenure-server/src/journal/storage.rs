@@ -8,8 +8,9 @@
 //! The guarantees of the journal hold on every storage that keeps these rules:
 //!
 //! - **Killed process.** Every operation that has returned survives, synced or not, and the next journal reads its
-//!   effect. An operation that was interrupted has happened or has not. A write is the exception: its first bytes may
-//!   be stored without the rest, never a later byte without the earlier ones.
+//!   effect. An operation that was interrupted has happened or has not, with three exceptions. Of a write, the first
+//!   bytes may be stored without the rest, never a later byte without the earlier ones. [`Storage::create`] may leave
+//!   an empty file. [`Storage::empty_quarantine`] may leave a part of the old files, or no quarantine.
 //! - **Crashed machine.** The content of a file is durable if it was written before a [`StorageFile::sync`] that
 //!   succeeded. A name, and the removal of a name, is durable if [`Storage::sync_names`] succeeded after it. All other
 //!   writes and names may be lost, independently of each other: a name may survive without the content of its file.

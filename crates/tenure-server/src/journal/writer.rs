@@ -226,8 +226,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Starts to write the next snapshot in the background. Sealed segments of twice the snapshot's size justify rewriting
-    /// it.
+    /// Starts to write the next snapshot in the background. Sealed segments of twice the snapshot's size justify
+    /// rewriting it.
     fn merge(&mut self) {
         let chain = self.chain();
         let segments = chain.segments.len();

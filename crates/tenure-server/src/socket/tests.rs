@@ -1,12 +1,14 @@
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream as Peer};
+use std::net::{SocketAddr, TcpListener, TcpStream as Peer};
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use mio::net::TcpStream;
 use tenure_core::Time;
 
 use super::*;
-use crate::network::SystemNetwork;
+use crate::network::{NetworkEvent, SystemNetwork};
 use crate::{Engine, Settings};
 
 /// Sockets of a server and their peers, with replies sent one by one or in batches.
@@ -210,4 +212,102 @@ fn an_event_of_an_earlier_connection_in_the_slot_is_ignored() {
     assert_eq!(world.sockets.owner(raw), Some(owner));
     let earlier = raw ^ (INDEX_MASK + 1);
     assert_eq!(world.sockets.owner(earlier), None);
+}
+
+/// Stream that is not a socket of the system.
+#[derive(Debug)]
+struct OpaqueStream(TcpStream);
+
+impl Read for OpaqueStream {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.0.read(bytes)
+    }
+}
+
+impl Write for OpaqueStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+impl NetworkStream for OpaqueStream {
+    fn finish(&self) {
+        self.0.finish();
+    }
+
+    fn take_error(&self) -> io::Result<Option<io::Error>> {
+        self.0.take_error()
+    }
+
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+#[derive(Debug)]
+struct OpaqueNetwork(SystemNetwork);
+
+impl Network for OpaqueNetwork {
+    type Stream = OpaqueStream;
+
+    fn now(&self) -> Time {
+        self.0.now()
+    }
+
+    fn wait(
+        &mut self,
+        timeout: Option<Duration>,
+        events: &mut Vec<NetworkEvent>,
+    ) -> io::Result<()> {
+        self.0.wait(timeout, events)
+    }
+
+    fn accept(&mut self) -> io::Result<(OpaqueStream, SocketAddr)> {
+        self.0.accept().map(|(stream, from)| (OpaqueStream(stream), from))
+    }
+
+    fn stop_listening(&mut self) {
+        self.0.stop_listening();
+    }
+
+    fn register(&self, stream: &mut OpaqueStream, token: usize) -> io::Result<()> {
+        self.0.register(&mut stream.0, token)
+    }
+
+    fn watch_writable(&self, stream: &mut OpaqueStream, token: usize, on: bool) -> io::Result<()> {
+        self.0.watch_writable(&mut stream.0, token, on)
+    }
+
+    fn deregister(&self, stream: &mut OpaqueStream) {
+        self.0.deregister(&mut stream.0);
+    }
+}
+
+#[test]
+fn streams_that_are_no_sockets_are_sent_to_separately() {
+    let world = World::new(2, true);
+    if world.sockets.send_batch.is_none() {
+        return eprintln!("skipped: io_uring is not available");
+    }
+    let World { sockets, network, owners, mut peers } = world;
+    let network = OpaqueNetwork(network);
+    let mut opaque = Sockets::new();
+    opaque.enable_batching();
+    for socket in sockets.slots.0.into_iter().flatten() {
+        let Transport::Plain(mut stream) = socket.transport else { panic!("in the clear") };
+        network.0.deregister(&mut stream);
+        opaque.insert(Socket::new(socket.owner, OpaqueStream(stream), None, &network).unwrap());
+    }
+    let segments = [(owners[0], 0..1), (owners[1], 1..2)];
+    let segments = segments.map(|(to, bytes)| OutputSegment { to, bytes });
+    opaque.send(b"ab", &segments, &network, |_, progress| assert_eq!(progress, Progress::Done));
+    for (peer, expected) in peers.iter_mut().zip(*b"ab") {
+        let mut received = [0];
+        peer.read_exact(&mut received).unwrap();
+        assert_eq!(received, [expected]);
+    }
 }

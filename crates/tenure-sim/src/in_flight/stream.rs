@@ -80,12 +80,11 @@ impl StreamProcess {
         Self { lineage: None, keys: vec![KnownRecord::new(rules); keys], connection: 0 }
     }
 
-    /// Notes a message that a watch delivered.
-    pub(crate) fn note_message(&mut self, message: StreamMessage, now: Time) {
+    /// Notes a message that a watch delivered over a connection.
+    pub(crate) fn note_message(&mut self, message: StreamMessage, connection: u64, now: Time) {
         if let Some(lineage) = &mut self.lineage {
             lineage.note(message.sequence);
         }
-        let connection = self.connection;
         let seen = seen(Some(message), connection);
         self.keys[message.key].note(seen, RecordSource::Notification, now, now);
     }
@@ -226,7 +225,7 @@ impl ClaimState {
         let rules = self.rules;
         let over = |holder: &RecordHolder<i64>| {
             if rules.take_over_by_observation {
-                known.may_be_taken_over(holder, at.now, server_time, rules)
+                known.may_be_taken_over(holder, at.now, server_time)
             } else {
                 at.wall - holder.by > i64::try_from(self.ttl.as_nanos()).unwrap_or(i64::MAX)
             }
@@ -396,8 +395,7 @@ impl ClaimState {
         let claim = u128::from(self.claim);
         if unclear {
             let written = self.stream.written.holder(claim).map(|holder| holder.renewal_count);
-            let moved = sequence != self.stream.over;
-            match record.fate_of_change(claim, written, moved) {
+            match record.fate_of_change(claim, written, sequence, self.stream.over) {
                 WriteFate::Landed => {
                     self.stream.hold = Some((sequence, record));
                     self.stream.hold_connection = self.stream.sent_over;

@@ -110,10 +110,13 @@ impl Storage for SimulatedDisk {
             return Err(ErrorKind::StorageFull.into());
         }
         let size = usize::try_from(size).map_err(io::Error::other)?;
-        let file = FileState { content: vec![0; size], ..FileState::default() };
-        state.files.push(file);
+        state.files.push(FileState::default());
         let number = state.files.len() - 1;
         state.change_names(vec![(name.to_owned(), Some(number))]);
+        drop(state);
+        // A kill in the middle leaves an empty file.
+        host::server_operation(ServerPoint::Disk);
+        self.lock().files[number].content = vec![0; size];
         Ok(Box::new(SimulatedFile { disk: self.clone(), number }))
     }
 
@@ -146,10 +149,16 @@ impl Storage for SimulatedDisk {
 
     fn empty_quarantine(&self) -> io::Result<()> {
         host::server_operation(ServerPoint::Disk);
-        let mut state = self.lock();
-        let inside: Vec<String> =
-            state.names.keys().filter(|name| name.starts_with(QUARANTINE_DIR)).cloned().collect();
-        state.change_names(inside.into_iter().map(|name| (name, None)).collect());
+        let inside: Vec<String> = {
+            let state = self.lock();
+            let names = state.names.keys();
+            names.filter(|name| name.starts_with(QUARANTINE_DIR)).cloned().collect()
+        };
+        for name in inside {
+            self.lock().change_names(vec![(name, None)]);
+            // A kill in the middle leaves the other files.
+            host::server_operation(ServerPoint::Disk);
+        }
         Ok(())
     }
 

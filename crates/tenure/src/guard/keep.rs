@@ -127,10 +127,12 @@ impl Keep {
                 let detached = match (outcome, hold.handle()) {
                     (Ok(()), Some(handle)) => {
                         let detached = hold.detach(about.lease.request_limit()).await;
-                        let lost = |error: Error| {
-                            if error.is_refusal() { about.lost(Loss::Taken).into() } else { error }
+                        // The hold knows if it ended with its connection.
+                        let loss = reported_loss(&mut *hold).await.unwrap_or(Loss::Taken);
+                        let explain = |error: Error| {
+                            if error.is_refusal() { about.lost(loss).into() } else { error }
                         };
-                        detached.map(|()| handle).map_err(lost)
+                        detached.map(|()| handle).map_err(explain)
                     }
                     (Ok(()), None) => {
                         Err(unsupported(&**store, "keep a hold without its process").on(key))

@@ -263,7 +263,6 @@ impl Store for NatsStore {
             sequence: known.sequence,
             record: known.record,
             connection: known.connection,
-            attempted: 0,
             held_since: self.inner.now() - held,
             place: None,
         }))
@@ -320,6 +319,7 @@ impl Store for NatsStore {
             BucketLayout::Native => format!("{root}{}.>", format::prefix(space)),
             BucketLayout::Nlock { .. } => format!("{root}>"),
         };
+        let connection = self.inner.api.connections();
         let messages =
             watch::snapshot(&self.inner, &filter).await.map_err(|error| error.at(self))?;
         let mut states: Vec<_> = messages
@@ -331,7 +331,7 @@ impl Store for NatsStore {
                 listed.then_some((key, message))
             })
             .filter_map(|(key, message)| {
-                self.inner.note_message(message);
+                self.inner.note_message(message, connection);
                 let known = self.inner.keys.known(&message.subject)?;
                 Some(self.inner.key_state(key, space, &known))
             })

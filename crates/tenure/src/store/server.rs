@@ -417,7 +417,7 @@ impl Store for LockServerStore {
         let mut findings = super::examine::basics(self, limit).await;
         if !findings.iter().any(Finding::is_unreachable) {
             findings.extend(examine::findings(self));
-            if self.0.protocol == Protocol::Extended {
+            if self.0.protocol == Protocol::Extended && !self.0.dialer.has_own_connections() {
                 findings.push(examine::addresses(self, self.0.clock.now() + limit).await);
             }
         }

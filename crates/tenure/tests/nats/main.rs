@@ -18,6 +18,7 @@ mod mixed;
 mod network;
 mod proxy;
 mod raw;
+mod reconnect;
 #[path = "../services/mod.rs"]
 mod services;
 mod settings;

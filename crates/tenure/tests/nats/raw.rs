@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use async_nats::{Client, HeaderMap};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
 /// A connection without tenure.
@@ -91,6 +93,23 @@ impl Raw {
         );
         let reply = reply.await.expect("in time").expect("an answer");
         serde_json::from_slice(&reply.payload).expect("the server answers in JSON")
+    }
+
+    /// Value of a key.
+    pub(crate) async fn value(&self, name: &str) -> Value {
+        let data = STANDARD.decode(self.last(name).await["data"].as_str().expect("a value"));
+        serde_json::from_slice(&data.expect("base64")).expect("JSON")
+    }
+
+    /// Revision of a key.
+    pub(crate) async fn revision(&self, name: &str) -> u64 {
+        self.last(name).await["seq"].as_u64().expect("a sequence")
+    }
+
+    async fn last(&self, name: &str) -> Value {
+        let ask = serde_json::json!({ "last_by_subj": self.subject(name) });
+        let mut found = self.api(&format!("STREAM.MSG.GET.KV_{}", self.bucket), &ask).await;
+        found["message"].take()
     }
 
     /// nlock's `TryAcquire`: create the key, or take over what was deleted, at the revision of that.

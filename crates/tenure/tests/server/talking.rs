@@ -6,7 +6,8 @@ use std::time::Duration;
 use tenure::store::{
     Answer, Claim, Grant, HoldEvent, Identity, KeySpace, LeaseStart, Mode, Place, Waited,
 };
-use tenure::{Client, ErrorKind, FencingToken, Key, Loss, Store};
+use tenure::{Client, Clock, ErrorKind, FencingToken, Key, LockServerStore, Loss, Store};
+use tokio::net::TcpStream;
 
 use crate::script::{Peer, Script};
 use crate::support::{TestServer, until};
@@ -227,6 +228,52 @@ async fn a_place_whose_connection_broke_is_neither_gone_nor_abandoned() {
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
     let error = place.abandon(LIMIT).await.expect_err("the server may have granted it");
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+}
+
+#[tokio::test]
+async fn a_granted_place_whose_connection_ended_is_not_abandoned() {
+    let script = Script::new().await;
+    for detached in [false, true] {
+        let (store, mut peer) = connected(&script).await;
+        let claim = Claim { detached, ..claim(1, true) };
+        let (answer, ()) = tokio::join!(store.claim(&claim, LIMIT), async {
+            peer.request().await;
+            peer.say("queued").await;
+        });
+        let Ok(Answer::Queued(mut place)) = answer else { panic!("not queued: {answer:?}") };
+        peer.say(&format!("! granted {:032x} {TOKEN} 1500", 1)).await;
+        let waited = place.wait(LIMIT).await;
+        let Ok(Waited::Granted(grant)) = waited else { panic!("not granted: {waited:?}") };
+        drop(peer);
+        // Requests go over another connection once the client has noticed the end of the first.
+        let requests = async {
+            loop {
+                drop(store.inspect(&claim.key, KeySpace::Lock).await);
+            }
+        };
+        let peer = tokio::select! {
+            peer = script.greeted("1", 86_400_000) => peer,
+            () = requests => unreachable!("endless"),
+        };
+        let error = place.abandon(LIMIT).await.expect_err("the server may have kept it");
+        assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+        drop((grant, peer));
+    }
+}
+
+#[tokio::test]
+async fn connections_of_the_user_are_not_judged_by_the_hosts_of_the_url() {
+    let server = TestServer::start(|_| {});
+    let address = server.url().trim_start_matches("tenure://").to_owned();
+    let connect = move |_: &str, _| TcpStream::connect(address.clone());
+    let url = "tenure://nowhere.invalid:1";
+    let store = LockServerStore::with_connections(url, Clock::system(), connect).await;
+    let findings = store.expect("connected").examine(LIMIT).await;
+    let names: Vec<_> = findings.iter().map(|finding| &*finding.what).collect();
+    assert!(names.contains(&"server"), "{findings:?}");
+    for name in ["addresses", "encryption"] {
+        assert!(!names.contains(&name), "{findings:?}");
+    }
 }
 
 #[tokio::test]

@@ -185,17 +185,19 @@ fn a_later_read_shows_the_fate_of_a_write_without_a_reply() {
     assert_eq!(free.fate_of_grant(1, 4, 4), WriteFate::Unsettled, "it may still land");
     assert_eq!(free.fate_of_grant(1, 3, 4), WriteFate::Unsettled, "the stream went back");
     let renewed = held.renew(1, 5, renewal(0)).unwrap();
-    assert_eq!(renewed.fate_of_change(1, Some(1), true), WriteFate::Landed);
+    assert_eq!(renewed.fate_of_change(1, Some(1), 6, 5), WriteFate::Landed);
     // The second attempt was sent later. If the first one lands, the record does not show a renewal that young.
     let again = held.renew(1, 5, renewal(1)).unwrap();
     let count = again.holder(1).map(|holder| holder.renewal_count);
-    assert_eq!(renewed.fate_of_change(1, count, true), WriteFate::Refused, "the first landed");
-    assert_eq!(held.fate_of_change(1, Some(1), false), WriteFate::Unsettled);
-    assert_eq!(held.fate_of_change(1, Some(1), true), WriteFate::Refused, "another holder wrote");
-    assert_eq!(held.fate_of_change(2, Some(1), true), WriteFate::Refused, "the hold is gone");
-    assert_eq!(free.fate_of_change(1, None, true), WriteFate::Landed, "it is released");
-    assert_eq!(held.fate_of_change(1, None, false), WriteFate::Unsettled);
-    assert_eq!(held.fate_of_change(1, None, true), WriteFate::Refused);
+    assert_eq!(renewed.fate_of_change(1, count, 6, 5), WriteFate::Refused, "the first landed");
+    assert_eq!(held.fate_of_change(1, Some(1), 5, 5), WriteFate::Unsettled);
+    assert_eq!(held.fate_of_change(1, Some(1), 4, 5), WriteFate::Unsettled, "the stream went back");
+    assert_eq!(free.fate_of_change(1, Some(1), 4, 5), WriteFate::Refused, "and the hold is gone");
+    assert_eq!(held.fate_of_change(1, Some(1), 6, 5), WriteFate::Refused, "another holder wrote");
+    assert_eq!(held.fate_of_change(2, Some(1), 6, 5), WriteFate::Refused, "the hold is gone");
+    assert_eq!(free.fate_of_change(1, None, 6, 5), WriteFate::Landed, "it is released");
+    assert_eq!(held.fate_of_change(1, None, 5, 5), WriteFate::Unsettled);
+    assert_eq!(held.fate_of_change(1, None, 6, 5), WriteFate::Refused);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use async_nats::connection::State;
 use async_nats::{Client, HeaderMap, Request, RequestErrorKind};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -158,7 +159,8 @@ impl Api {
     ///
     /// # Errors
     ///
-    /// Only if certainly nothing was written; otherwise the outcome is [`WriteOutcome::Unclear`].
+    /// Only if certainly nothing was written; otherwise the outcome is [`WriteOutcome::Unclear`]. `Unavailable` while
+    /// the connection is down.
     pub(super) async fn write(
         &self,
         subject: &str,
@@ -171,6 +173,12 @@ impl Api {
             error: Option<JetStreamError>,
             #[serde(default)]
             seq: u64,
+        }
+        // The client library keeps requests that are made while the connection is down, and sends them over the next
+        // one, even if their callers have given up. A server that crashed may by then have given the expected sequence
+        // to the record of another holder, which the write would replace.
+        if self.client.connection_state() != State::Connected {
+            return Err(Error::new(ErrorKind::Unavailable, "the connection to the server is down"));
         }
         let mut headers = HeaderMap::new();
         headers.insert(EXPECTED, expected.to_string());

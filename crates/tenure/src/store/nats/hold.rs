@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -30,8 +31,6 @@ pub(super) struct NatsHold {
     pub(super) record: KeyRecord,
     /// Number of the connection over which we saw it.
     pub(super) connection: u64,
-    /// Largest renewal count that we have tried to write.
-    pub(super) attempted: u64,
     /// Start of the hold.
     pub(super) held_since: Time,
     /// Place in the ticket queue that was granted. Its ticket is deleted on release.
@@ -59,17 +58,17 @@ impl NatsHold {
             if self.connection != self.inner.api.connections() {
                 self.reread(until, None).await?;
             }
+            let connection = self.connection;
             let next = self.next_record(change).ok_or_else(|| self.not_held())?;
             let written_count = next.holder(self.claim).map(|holder| holder.renewal_count);
             // Before the write: if this future is dropped while it is in flight, it may still land.
-            self.attempted = written_count.unwrap_or(self.attempted);
+            self.inner.attempted.fetch_max(written_count.unwrap_or(0), Ordering::AcqRel);
             let write_until = self.inner.write_deadline(until);
             let put = self.inner.put(&self.subject, self.sequence, next, write_until).await;
             let unclear = match put.map_err(|error| self.explain(error))? {
                 (WriteOutcome::Done(_), known) => {
-                    self.connection = known.connection;
                     (self.sequence, self.record) = (known.sequence, known.record);
-                    return Ok(());
+                    return self.check_connection(change, connection);
                 }
                 (WriteOutcome::Conflict, _) => None,
                 (WriteOutcome::Unclear(error), _) => Some(error),
@@ -77,15 +76,28 @@ impl NatsHold {
             let old_sequence = self.sequence;
             self.reread(until, unclear.as_ref()).await?;
             let Some(error) = unclear else { continue };
-            let moved = self.sequence != old_sequence;
-            match self.record.fate_of_change(self.claim, written_count, moved) {
-                WriteFate::Landed => return Ok(()),
+            let record = &self.record;
+            match record.fate_of_change(self.claim, written_count, self.sequence, old_sequence) {
+                WriteFate::Landed => return self.check_connection(change, connection),
                 WriteFate::Unsettled => return Err(self.explain(as_unknown(error))),
                 WriteFate::Refused => {}
             }
         }
         let message = "other holders changed the shared record each time: try again";
         Err(self.explain(Error::new(ErrorKind::Unavailable, message)))
+    }
+
+    /// Refuses to count a renewal that was written on condition of a record seen over `connection`, and may have been
+    /// sent over a later one: it may have replaced the record of another holder. The next renewal reads the record
+    /// over the present connection. A release counts in any case.
+    fn check_connection(&self, change: NatsHoldChange, connection: u64) -> Result<()> {
+        match change {
+            NatsHoldChange::Renew { .. } if self.inner.api.connections() != connection => {
+                let message = "the connection was replaced while the renewal was written";
+                Err(self.explain(Error::new(ErrorKind::Unknown, message)))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn next_record(&self, change: NatsHoldChange) -> Option<KeyRecord> {
@@ -95,7 +107,7 @@ impl NatsHold {
                 // nlock's records have no room for it.
                 let native = self.inner.layout == BucketLayout::Native;
                 let number = native.then_some(self.token.number());
-                let attempted = self.attempted;
+                let attempted = self.inner.attempted.load(Ordering::Acquire);
                 let renewal = Renewal { number, attempted, lease: ttl, held_for };
                 self.record.renew(self.claim, self.sequence, renewal)
             }

@@ -1,13 +1,14 @@
 //! State that a store shares with its holds and watches: claims, conditional writes and reads of records.
 
 use std::fmt;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tenure_core::record::{
     Lineage, LineageMark, RecordClaim, RecordDecision, RecordSource, SeenRecord, WriteFate,
 };
-use tenure_core::{FencingToken, Key, Rules, Time};
+use tenure_core::{FencingToken, Key, Time};
 
 use super::api::{Api, ApiDeadline, KeyWrite, Message, WriteOutcome};
 use super::bucket;
@@ -15,7 +16,7 @@ use super::format::{KeyRecord, RecordHolder};
 use super::hold::NatsHold;
 use super::keys::{self, KnownKey, KnownKeys};
 use super::layout::BucketLayout;
-use super::lineage::{self, is_went_back, went_back_error};
+use super::lineage::{self, TokenError, went_back_error};
 use super::options::Options;
 use super::queue::{self, TicketQueues};
 use super::settings::{self, SettingsCheck};
@@ -33,6 +34,11 @@ pub(super) struct NatsInner {
     pub(super) keys: KnownKeys,
     pub(super) watches: Watches,
     pub(super) queues: TicketQueues,
+    /// Largest renewal count that any hold of this store has tried to write.
+    ///
+    /// It is not kept per hold: a claim can be granted several times, to one hold after another, and a renewal of an
+    /// earlier hold may still land.
+    pub(super) attempted: AtomicU64,
     lineage: Mutex<Lineage>,
     settings_check: SettingsCheck,
 }
@@ -54,8 +60,19 @@ impl NatsInner {
         let stream = format!("KV_{}", options.bucket);
         let (keys, watches, queues) =
             (KnownKeys::default(), Watches::default(), TicketQueues::default());
-        let lineage = Mutex::new(lineage);
-        Self { api, options, stream, layout, keys, watches, queues, lineage, settings_check }
+        let (attempted, lineage) = (AtomicU64::new(0), Mutex::new(lineage));
+        Self {
+            api,
+            options,
+            stream,
+            layout,
+            keys,
+            watches,
+            queues,
+            attempted,
+            lineage,
+            settings_check,
+        }
     }
 
     pub(super) fn subject(&self, key: &Key, space: KeySpace) -> String {
@@ -231,7 +248,7 @@ impl NatsInner {
         // In nlock's layout the server removes an expired record; clients never take over.
         let expired = |holder: &RecordHolder| {
             self.layout == BucketLayout::Native
-                && known.may_be_taken_over(holder, now, Some(server_time), Rules::ALL)
+                && known.may_be_taken_over(holder, now, Some(server_time))
         };
         known.record.claim(request, known.sequence, expired)
     }
@@ -283,11 +300,17 @@ impl NatsInner {
                 }
             }
         };
+        // The connection may have broken after `write` had checked it. The write was then sent over the next connection,
+        // and may have replaced the record of another holder: `KnownKey::may_be_overwritten`.
+        if self.api.connections() != known.connection {
+            let message = "the connection was replaced while the claim was written";
+            let withdrawn = self.withdraw(claim, subject, &landed, until).await;
+            return if withdrawn { Ok(None) } else { Err(Error::new(ErrorKind::Unknown, message)) };
+        }
         // After the write, the bucket's info is read again in three cases:
         // - The key had no record. The stream may be a new one of the same name, or may have dropped a holder's record.
         // - nlock's layout: another participant may have changed the ttl, which is checked with every grant.
-        // - A recheck is due. A write that was sent while the connection was down is delivered over the next one, and
-        //   may have landed in a bucket that was edited since the last check.
+        // - A recheck is due: the settings are doubtful since the last check.
         let due = self.settings_check.is_due(self.api.connections());
         let reread = known.sequence == 0 || self.layout != BucketLayout::Native || due;
         let epoch = match self.epoch_of(claim, &landed, before, reread, until).await {
@@ -340,7 +363,6 @@ impl NatsInner {
             sequence,
             record,
             connection: known_connection,
-            attempted: 0,
             held_since: self.now() - age,
             place,
         };
@@ -361,22 +383,36 @@ impl NatsInner {
         claim: &Claim,
         subject: &str,
         landed: &KnownKey,
-        error: Error,
+        error: TokenError,
         until: ApiDeadline,
     ) -> Error {
-        let error = match error.kind() {
-            ErrorKind::NotHeld => return Error::new(ErrorKind::Misconfigured, error.to_string()),
-            ErrorKind::Misconfigured => error,
-            _ if is_went_back(&error) => error,
-            _ => return as_unknown(error),
+        let error = match error {
+            TokenError::WentBack(went_back) => went_back_error(went_back),
+            TokenError::Failed(error) => match error.kind() {
+                ErrorKind::NotHeld => {
+                    return Error::new(ErrorKind::Misconfigured, error.to_string());
+                }
+                ErrorKind::Misconfigured => error,
+                _ => return as_unknown(error),
+            },
         };
-        if let Some(released) = landed.record.release(claim.id, landed.sequence) {
-            let undone = self.put(subject, landed.sequence, released, until).await;
-            if !matches!(undone, Ok((WriteOutcome::Done(_), _))) {
-                return as_unknown(Error::new(ErrorKind::Unknown, error.to_string()));
-            }
+        if self.withdraw(claim, subject, landed, until).await {
+            return error;
         }
-        error
+        Error::new(ErrorKind::Unknown, error.to_string())
+    }
+
+    /// Releases a grant in the record `landed`, which no caller has got. True if the grant is certainly gone.
+    async fn withdraw(
+        &self,
+        claim: &Claim,
+        subject: &str,
+        landed: &KnownKey,
+        until: ApiDeadline,
+    ) -> bool {
+        let Some(released) = landed.record.release(claim.id, landed.sequence) else { return true };
+        let undone = self.put(subject, landed.sequence, released, until).await;
+        matches!(undone, Ok((WriteOutcome::Done(_), _)))
     }
 
     /// Epoch of a grant in the record `landed`. `before` was taken before the write was sent.
@@ -391,7 +427,7 @@ impl NatsInner {
         before: LineageMark,
         reread: bool,
         until: ApiDeadline,
-    ) -> Result<u64> {
+    ) -> Result<u64, TokenError> {
         let holder = landed.record.holder(claim.id);
         let number = holder.map_or(landed.sequence, |holder| holder.number(landed.sequence));
         if !self.lineage().doubts(number, before) && !reread {
@@ -399,7 +435,7 @@ impl NatsInner {
         }
         let before_info = self.lineage().mark();
         let counters = self.settings_check.counters_now(self.api.connections());
-        let info = bucket::info(&self.api, &self.stream, until).await?;
+        let info = bucket::info(&self.api, &self.stream, until).await.map_err(Error::from)?;
         self.check_bucket_ttl(&info)?;
         // A dropped record looks like a key that was never held. Only the settings show that the bucket drops records.
         self.check_settings(&info, counters)?;
@@ -414,7 +450,7 @@ impl NatsInner {
                 lineage.begin_epoch(info.server_time()?, landed.sequence);
                 Ok(lineage.epoch())
             }
-            (Err(went_back), BucketLayout::Native) => Err(went_back_error(went_back)),
+            (Err(went_back), BucketLayout::Native) => Err(went_back.into()),
         }
     }
 
@@ -492,21 +528,21 @@ impl NatsInner {
         Ok(self.keys.note(subject, seen, RecordSource::Leader, (sent, self.now())))
     }
 
-    /// Applies a watch's message about a record or a ticket.
-    pub(super) fn note_message(&self, message: &Message) {
+    /// Applies a watch's message about a record or a ticket. `connection` is the number of the connection over which the
+    /// watch was started: the message may have arrived long before it is handled here.
+    pub(super) fn note_message(&self, message: &Message, connection: u64) {
         let (now, root) = (self.now(), self.root());
         self.lineage().note(message.sequence);
         if self.layout == BucketLayout::Native && queue::is_ticket(&root, &message.subject) {
             // The record is noted before the ticket: the ticket's removal wakes the next waiter, which then decides on
             // the record. In the other order the waiter would find the lock held, and sleep until its next poll.
             if let Some(record_message) = queue::handed_over_record(&root, message) {
-                self.note_message(&record_message);
+                self.note_message(&record_message, connection);
             }
             return self.queues.note_message(message);
         }
         if let Ok(record) = self.layout.read(message) {
             let (sequence, timestamp) = (message.sequence, Some(message.timestamp));
-            let connection = self.api.connections();
             let seen = SeenRecord { sequence, record, timestamp, connection };
             self.keys.note(&message.subject, seen, RecordSource::Notification, (now, now));
         }

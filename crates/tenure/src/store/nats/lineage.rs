@@ -36,7 +36,22 @@ pub(super) fn went_back_error(WentBack { known, found }: WentBack) -> Error {
     Error::new(ErrorKind::Unavailable, message)
 }
 
-/// True for an error of [`went_back_error`].
-pub(super) fn is_went_back(error: &Error) -> bool {
-    error.kind() == ErrorKind::Unavailable && error.to_string().contains("went back")
+/// Reason for which a grant that landed gets no token.
+pub(super) enum TokenError {
+    /// The stream has lost acknowledged writes: the token may have been handed out before.
+    WentBack(WentBack),
+    /// The state of the stream could not be read, or the bucket is unfit.
+    Failed(Error),
+}
+
+impl From<WentBack> for TokenError {
+    fn from(went_back: WentBack) -> Self {
+        Self::WentBack(went_back)
+    }
+}
+
+impl From<Error> for TokenError {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
 }

@@ -42,6 +42,7 @@ impl Watches {
             return Ok(changes);
         }
         inner.queues.watch_starting(subject);
+        let connection = inner.api.connections();
         let (messages, _) = create_consumer(inner, subject, HEARTBEAT).await?;
         let (sender, changes) = watch::channel(0);
         self.lock().insert(subject.to_owned(), changes.clone());
@@ -62,7 +63,7 @@ impl Watches {
                     unused_heartbeats = 0;
                     // The message is noted before receivers are notified: they read the noted state as soon as they
                     // wake.
-                    inner.note_message(&message);
+                    inner.note_message(&message, connection);
                     sender.send_replace(message.sequence);
                 }
             }

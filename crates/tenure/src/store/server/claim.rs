@@ -184,7 +184,7 @@ impl ClaimState {
                 // connection may have been closed by a proxy, or by the server because this client did not read, and a
                 // detached hold does not end with it. A server that stops says that a place is gone.
                 ClaimStage::Waiting
-                    if *end == ConnectionEnd::ClosedByServer
+                    if *end == ConnectionEnd::ClosedByPeer
                         && self.shared.protocol == Protocol::Plain =>
                 {
                     ClaimStage::Gone

@@ -74,7 +74,7 @@ pub(super) enum NoReply {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ConnectionEnd {
     /// The server closed the connection, or a proxy between did.
-    ClosedByServer,
+    ClosedByPeer,
     /// This client closed the connection.
     ClosedByClient,
     /// The connection broke, and the server may not have noticed.
@@ -190,7 +190,8 @@ impl Connection {
 
     /// Sends a request whose reply is ignored.
     pub(super) fn send_without_reply(&self, request: &Request<'_>) {
-        // If it cannot be sent, the connection has ended, and the server ends the claim for that reason.
+        // If it cannot be sent, the connection has ended. The claim ends with it, or with its lease if the server keeps
+        // its holds.
         let _ = self.0.send([(request, ReplyTarget::Discard)]);
     }
 
@@ -411,7 +412,7 @@ async fn read(inner: &ConnectionInner, reader: &mut (impl AsyncRead + Unpin)) ->
     let mut scanned = 0;
     loop {
         match reader.read_buf(&mut buffer).await {
-            Ok(0) => return ConnectionEnd::ClosedByServer,
+            Ok(0) => return ConnectionEnd::ClosedByPeer,
             Ok(_) => {}
             Err(error) => return ConnectionEnd::Broken(error.to_string().into()),
         }

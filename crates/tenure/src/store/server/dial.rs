@@ -114,6 +114,11 @@ impl Dialer {
         &self.options
     }
 
+    /// True if a function of the user makes the connections. They may lead elsewhere than to the hosts of the URL.
+    pub(super) fn has_own_connections(&self) -> bool {
+        self.connect.is_some()
+    }
+
     /// True if the server has several addresses.
     pub(super) fn has_choice(&self) -> bool {
         self.options.addresses.len() > 1

@@ -42,7 +42,9 @@ pub(super) fn findings(store: &LockServerStore) -> Vec<Finding> {
         findings.push(Finding::ok("longest ttl", in_whole_units(greeting.max_lease)));
     }
     findings.push(tokens(shared.protocol, options));
-    findings.push(encryption(options));
+    if !shared.dialer.has_own_connections() {
+        findings.push(encryption(options));
+    }
     if shared.protocol == Protocol::Extended {
         findings.push(authentication(greeting.auth, options));
     }

@@ -11,7 +11,7 @@ use super::connection::{NoReply, OwnedReply};
 use super::hold::{grant, release};
 use super::{Protocol, unexpected_reply, unknown_outcome};
 use crate::Result;
-use crate::store::{LeaseStart, Place, Waited};
+use crate::store::{LeaseStart, Loss, Place, Waited};
 
 /// Time limit of the request for the position in the queue, which is sent when a wait ends without a grant.
 const POSITION_TIMEOUT: Duration = Duration::from_millis(500);
@@ -68,10 +68,16 @@ impl Place for ServerPlace {
                 match claim.connection().ask(&request, until).await {
                     Ok(OwnedReply::Done | OwnedReply::Error(_)) => Ok(()),
                     Ok(reply) => Err(unexpected_reply(&reply)),
-                    // If the connection has ended, the server has ended the claim as well.
-                    Err(NoReply::Unsent) if !claim.connection().is_open() => Ok(()),
+                    // A detached grant outlives the connection, and so does every grant of a server with a data
+                    // directory.
+                    Err(NoReply::Unsent) if !claim.connection().is_open() => {
+                        Err(unknown_outcome(NoReply::Disconnected))
+                    }
                     Err(no_reply) => Err(unknown_outcome(no_reply)),
                 }
+            }
+            (Protocol::Extended, ClaimStage::Lost(Loss::Disconnected)) => {
+                Err(unknown_outcome(NoReply::Disconnected))
             }
             (Protocol::Plain, ClaimStage::Held { token, .. }) => {
                 let released =
