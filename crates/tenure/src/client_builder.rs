@@ -62,7 +62,7 @@ impl ClientBuilder {
     ///
     /// Safe to drop at any time.
     pub async fn connect(self, url: &str) -> Result<Client> {
-        let Some(limit) = self.patience else { return Client::connect(url).await };
+        let Some(limit) = self.patience else { return Box::pin(Client::connect(url)).await };
         let clock = Clock::system();
         let begun = clock.now();
         // The rest of the URL may contain a password.
@@ -71,7 +71,8 @@ impl ClientBuilder {
         let mut pause = FIRST_PAUSE;
         loop {
             monitor.sent();
-            let opened = match race(url::open(url), monitor.report()).await {
+            // On the heap: the future of a store that connects is large.
+            let opened = match race(Box::pin(url::open(url)), monitor.report()).await {
                 Either::First(opened) => opened,
                 Either::Second(never) => match never {},
             };

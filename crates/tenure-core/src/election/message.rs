@@ -51,7 +51,7 @@ impl Term {
     }
 }
 
-/// Event that the driver passes to [`Election::handle`](super::Election::handle).
+/// Event that the driver passes to [`Machine::handle`](crate::Machine::handle).
 #[derive(Clone, Debug)]
 pub enum ElectionInput {
     /// The user starts the election.
@@ -209,7 +209,7 @@ impl ElectionInput {
     }
 }
 
-/// Command to the driver, from [`Election::poll_command`](super::Election::poll_command).
+/// Command to the driver, from [`Machine::poll_command`](crate::Machine::poll_command).
 ///
 /// Commands are executed in order. `Claim`, `Probe`, `Reacquire` and `Release` are answered by an input with the same
 /// number. A later command can make an outstanding answer obsolete, such as `Release` after `Probe`. The answer is then

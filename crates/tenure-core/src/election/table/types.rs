@@ -45,7 +45,7 @@ impl fmt::Display for ElectionState {
     }
 }
 
-/// Kind of an [`ElectionInput`](super::ElectionInput), without its data.
+/// Kind of an [`ElectionInput`](crate::election::ElectionInput), without its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum InputKind {
     /// The user starts the election.
