@@ -209,8 +209,10 @@ mod tests {
 
     #[test]
     fn packages_start_the_server_with_options_that_it_has() {
-        let source = repo::root().join("crates/tenure-cli/src/cmd/serve.rs");
-        let known = fs::read_to_string(source).expect("there");
+        let sources = ["serve.rs", "serve/auth.rs", "serve/page.rs"];
+        let read = |source| repo::root().join("crates/tenure-cli/src/cmd").join(source);
+        let known: String =
+            sources.map(|source| fs::read_to_string(read(source)).expect("there")).concat();
         for file in ["docker/Dockerfile", "kubernetes/server.yaml", "systemd/tenure.service"] {
             let text =
                 fs::read_to_string(repo::root().join("packaging").join(file)).expect("there");

@@ -15,6 +15,7 @@ use tenure::{Key, Store, StoreOutage};
 use tokio::sync::oneshot;
 
 use crate::args::output::Output;
+use crate::humanize;
 
 /// An event, as `--json` prints it. Names and fields are part of the interface.
 #[derive(Clone, Debug, Serialize)]
@@ -132,6 +133,8 @@ pub(crate) struct Reporter {
     writer: Option<SyncSender<WriterMessage>>,
     /// The progress line is on the terminal.
     progress_shown: AtomicBool,
+    /// The log says that the command waits.
+    wait_logged: AtomicBool,
 }
 
 enum WriterMessage {
@@ -145,7 +148,14 @@ impl Reporter {
         let thread =
             thread::Builder::new().name("stderr".to_owned()).spawn(move || write_loop(&items));
         let writer = thread.is_ok().then_some(writer);
-        Self { name, output, pair: None, writer, progress_shown: AtomicBool::new(false) }
+        Self {
+            name,
+            output,
+            pair: None,
+            writer,
+            progress_shown: AtomicBool::new(false),
+            wait_logged: AtomicBool::new(false),
+        }
     }
 
     /// Uses the log format of pgleaderlock if two numbers name the lock.
@@ -228,6 +238,25 @@ impl Reporter {
     /// True if a progress line can be shown: stderr is a terminal, without `--json` and `--quiet`.
     pub(crate) fn shows_progress(&self) -> bool {
         !self.output.json && !self.output.quiet && io::stderr().is_terminal()
+    }
+
+    /// True if a wait is reported by one line, because stderr is no terminal.
+    pub(crate) fn logs_waits(&self) -> bool {
+        !self.output.json && !self.output.quiet && !io::stderr().is_terminal()
+    }
+
+    /// Says in a log that the command waits.
+    pub(crate) fn log_wait(&self, text: &str) {
+        self.wait_logged.store(true, Ordering::Relaxed);
+        self.send(stderr_line(text));
+    }
+
+    /// Says in a log that the wait has ended with the lock, if the log says that the command waits.
+    pub(crate) fn log_wait_over(&self, waited: Duration) {
+        if self.wait_logged.swap(false, Ordering::Relaxed) {
+            let waited = humanize::span(Duration::from_secs(waited.as_secs()));
+            self.send(stderr_line(&format!("acquired {} after {waited}", self.name)));
+        }
     }
 
     /// Prints the store's notice for its first use, if there is one.

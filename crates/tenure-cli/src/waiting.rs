@@ -13,10 +13,13 @@ use crate::report::{Event, Reporter};
 
 /// Shortest wait that is reported.
 const MIN_REPORTED_WAIT: Duration = Duration::from_millis(40);
+/// Shortest wait that is written to a log: a file or a pipe keeps every line.
+const MIN_LOGGED_WAIT: Duration = Duration::from_millis(1_500);
 /// Interval between updates of the line, which counts seconds.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Shows the holder of the lock and this process's place in the queue, at every change. Never resolves.
+/// Shows the holder of the lock and this process's place in the queue: at every change on a terminal and as events, once
+/// in a log. Never resolves.
 pub(crate) async fn show_wait(
     client: &Client,
     name: &Key,
@@ -24,7 +27,8 @@ pub(crate) async fn show_wait(
     identity: &IdentityArgs,
     reporter: &Reporter,
 ) {
-    if !reporter.shows_progress() && !reporter.has_events() {
+    let logs = reporter.logs_waits();
+    if !reporter.shows_progress() && !reporter.has_events() && !logs {
         return pending().await;
     }
     let Ok(process) = Identity::of_process() else { return pending().await };
@@ -32,7 +36,7 @@ pub(crate) async fn show_wait(
     let is_me =
         |by: &Option<Identity>| by.as_ref().is_some_and(|by| by.id == *id && by.pid == process.pid);
     let mut last_shown = None;
-    tokio::time::sleep(MIN_REPORTED_WAIT).await;
+    tokio::time::sleep(if logs { MIN_LOGGED_WAIT } else { MIN_REPORTED_WAIT }).await;
     loop {
         // A failed request is retried: the acquisition itself reports a store that fails for good.
         if let Ok(state) = client.store().inspect(name, space).await {
@@ -41,6 +45,10 @@ pub(crate) async fn show_wait(
             if !state.holders.is_empty() && last_shown.as_ref() != Some(&current) {
                 reporter.event(&Event::Waiting { holder: current.0.clone(), place });
                 last_shown = Some(current);
+            }
+            if logs && !state.holders.is_empty() {
+                reporter.log_wait(&line(name, &state, place));
+                return pending().await;
             }
             if reporter.shows_progress() && !state.holders.is_empty() {
                 reporter.show_progress(&line(name, &state, place));

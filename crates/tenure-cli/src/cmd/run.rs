@@ -184,6 +184,7 @@ impl RunSession<'_> {
             Ok(Ok(guard)) => {
                 let token = humanize::token(guard.fencing_token());
                 self.reporter.event(&Event::Acquired { token, attempt: None });
+                self.reporter.log_wait_over(begun.elapsed());
                 Ok(guard)
             }
             Ok(Err(error)) => {

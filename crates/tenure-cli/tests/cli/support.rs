@@ -137,7 +137,13 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start(scene: &Scene, arguments: &[&str]) -> Self {
-        let mut command = scene.tenure(&[&["serve", "--port", "0"], arguments].concat());
+        Self::start_at(scene, 0, arguments)
+    }
+
+    /// Starts a server on this port; 0 chooses a free one.
+    pub(crate) fn start_at(scene: &Scene, port: u16, arguments: &[&str]) -> Self {
+        let port = port.to_string();
+        let mut command = scene.tenure(&[&["serve", "--port", &port], arguments].concat());
         let process = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut server = Self { process, url: String::new() };
         let mut said = BufReader::new(server.process.stderr.take().unwrap());

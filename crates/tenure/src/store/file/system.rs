@@ -26,6 +26,9 @@ pub(super) fn system_error(what: &str, path: &Path, errno: Errno) -> Error {
         Errno::MFILE | Errno::NFILE => {
             (ErrorKind::Unavailable, "too many files are open: raise the limit (ulimit -n)")
         }
+        Errno::NOTDIR | Errno::NOENT | Errno::ISDIR | Errno::NAMETOOLONG => {
+            (ErrorKind::Misconfigured, "the system refused")
+        }
         _ => (ErrorKind::Unavailable, "the system refused"),
     };
     Error::new(kind, format!("cannot {what} {}: {advice}", path.display())).because(errno)
