@@ -335,8 +335,9 @@ impl ProductWorld {
             let bound = self.tap.borrow().bound_to(token.number());
             bound.is_some_and(|connection| {
                 let client = self.net.borrow().half_closed(connection);
+                // At the end of a pause, one task of the client knows of the end and another does not yet.
                 client.is_some_and(|(client, unaware)| {
-                    unaware || now < self.process(client).paused_until.get()
+                    unaware || now <= self.process(client).paused_until.get()
                 })
             })
         };
