@@ -44,11 +44,6 @@ pub struct Outage {
 }
 
 impl Outage {
-    /// True while users have been told that the store is away.
-    pub fn is_reported(&self) -> bool {
-        self.reported.is_some()
-    }
-
     fn due(&self) -> Option<Time> {
         let since = self.since?;
         Some(self.reported.map_or(since + FIRST_REPORT_AFTER, |last| last + REPORT_INTERVAL))
@@ -129,7 +124,7 @@ mod tests {
         assert_eq!(told, [away(1_500), away(31_500), away(61_500)]);
         outage.handle(OutageInput::Answered, at(70_000));
         assert_eq!(reports(&mut outage), [OutageReport::Back(Duration::from_secs(70))]);
-        assert_eq!((outage.poll_timeout(), outage.is_reported()), (None, false));
+        assert_eq!((outage.poll_timeout(), outage.reported), (None, None));
     }
 
     #[test]

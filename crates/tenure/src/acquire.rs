@@ -332,8 +332,11 @@ impl AcquireDriver {
         self.outage.sent();
         let raced = self.during(request).await;
         self.drive.record(op, began);
-        if let Ok(Ok(_)) = raced {
-            self.outage.answered();
+        match &raced {
+            Ok(Ok(_)) => self.outage.answered(),
+            // A refusal is an answer too.
+            Ok(Err(error)) if error.is_refusal() => self.outage.answered(),
+            _ => {}
         }
         raced
     }

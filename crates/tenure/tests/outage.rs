@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tenure::conformance::{Fault, Faults, Op};
-use tenure::{Client, Clock, ErrorKind, ManualClock, MemoryStore, StoreOutage};
+use tenure::{Client, Clock, Election, ErrorKind, ManualClock, MemoryStore, StoreOutage};
 
 const STEP: Duration = Duration::from_millis(100);
 
@@ -93,15 +93,21 @@ async fn connecting_to_a_wrong_url_fails_at_once() {
     assert_eq!(error.kind(), ErrorKind::Invalid);
 }
 
-/// Each claim of an election fails at once, so the outage lasts over many claims.
-#[tokio::test]
-async fn an_election_reports_an_outage_over_all_its_claims() {
+/// An election that has started while its store is away.
+async fn election_without_store() -> (Election, Faults, ManualClock, Reports) {
     let (client, faults, hand, reports) = setup();
     faults.set_down(true);
     let told = Arc::clone(&reports);
-    let request = client.election("a").on_outage(move |o| told.lock().unwrap().push(o.clone()));
-    let election = request.build().unwrap();
-    election.start().await.unwrap();
+    let request =
+        client.election("a").on_outage(move |o| told.lock().expect("reports").push(o.clone()));
+    let election = request.start().await.expect("started");
+    (election, faults, hand, reports)
+}
+
+/// Each claim of an election fails at once, so the outage lasts over many claims.
+#[tokio::test]
+async fn an_election_reports_an_outage_over_all_its_claims() {
+    let (_election, faults, hand, reports) = election_without_store().await;
     assert!(until_reported(1, &reports, &hand).await <= Duration::from_secs(2));
     faults.set_down(false);
     until_reported(2, &reports, &hand).await;
@@ -110,12 +116,7 @@ async fn an_election_reports_an_outage_over_all_its_claims() {
 
 #[tokio::test]
 async fn an_election_that_has_stopped_reports_nothing() {
-    let (client, faults, hand, reports) = setup();
-    faults.set_down(true);
-    let told = Arc::clone(&reports);
-    let request = client.election("a").on_outage(move |o| told.lock().unwrap().push(o.clone()));
-    let election = request.build().unwrap();
-    election.start().await.unwrap();
+    let (election, _faults, hand, reports) = election_without_store().await;
     until_reported(1, &reports, &hand).await;
     election.shutdown(None).await.unwrap();
     for _ in 0..1_000 {

@@ -81,7 +81,7 @@ impl Engine {
     ) -> (String, Vec<HistoryEvent>) {
         let view = self.key_json(space, key, now);
         self.process_woken(now);
-        (view.to_string(), self.audit.events_of(space, key))
+        (view.to_string(), self.audit.history().events_of(space, key))
     }
 
     /// Compares `given` with the server's secret, in constant time. A wrong secret is counted against `peer`.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tenure_core::Time;
 use tenure_core::table::{Ending, KeySpace, Owner, TableEvent};
 
-use super::history::{History, HistoryEvent, HistoryEventKind};
+use super::history::{History, HistoryEventKind};
 use super::locks::LockEvent;
 use crate::journal::{Journal, JournalError};
 
@@ -101,11 +101,6 @@ impl Audit {
             let error: &dyn std::error::Error = &error;
             tracing::error!(target: "tenure::server", error, "journal_failed");
         }
-    }
-
-    /// Events of a key that the history has.
-    pub(super) fn events_of(&self, space: KeySpace, key: &[u8]) -> Vec<HistoryEvent> {
-        self.history.events_of(space, key)
     }
 
     fn add_to_history(

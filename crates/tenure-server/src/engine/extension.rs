@@ -209,7 +209,7 @@ impl Engine {
 
     fn reply_history(&mut self, key: &[u8], space: KeySpace) {
         let events: Vec<Value> =
-            self.audit.events_of(space, key).iter().map(history::event_json).collect();
+            self.audit.history().events_of(space, key).iter().map(history::event_json).collect();
         let kept = self.audit.history().is_enabled();
         self.reply(Reply::Json(json!({ "kept": kept, "events": events }).to_string().as_bytes()));
     }
