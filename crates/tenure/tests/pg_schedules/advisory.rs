@@ -233,11 +233,11 @@ impl AdvisoryClient {
     }
 
     fn unanswered(&self, error: &tenure::Error) {
-        self.say("got no answer", &format!("{:?}", error.kind()));
         // A pooler in transaction mode is refused as soon as it shows.
-        let pooler = self.pooled && error.kind() == ErrorKind::Misconfigured;
-        if !pooler && !matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable) {
-            self.record.violate(format!("client {}: {error}", self.number));
+        if self.pooled && error.kind() == ErrorKind::Misconfigured {
+            self.say("refuses the pooler", "");
+        } else {
+            self.record.judge_error(self.number, error);
         }
     }
 

@@ -6,21 +6,34 @@ use crate::schedule::{HeldStatement, Scheduler, take};
 use crate::steps::BeatFate;
 use crate::turnstile::{ReplyVerdict, StatementVerdict};
 
-/// Time that a heartbeat gets to arrive. It is not awaited again if it does not come.
-const BEAT_PATIENCE: Duration = Duration::from_millis(500);
+/// Time that a heartbeat gets to arrive, if nothing explains its absence: far more than a busy machine needs,
+/// and less than the patience of other clients.
+const BEAT_PATIENCE: Duration = Duration::from_secs(4);
+/// The same otherwise. A heartbeat that does not come is not awaited again.
+const SHORT_BEAT_PATIENCE: Duration = Duration::from_millis(500);
 
 impl Scheduler<'_> {
     /// Decides about the next heartbeat of a worker, once it has arrived.
     pub(crate) async fn beat(&mut self, client: usize, fate: BeatFate) {
         let begun = Instant::now();
+        // A request that is held back here can hold back a heartbeat behind it.
+        let due = self.record.faults_of(client) == 0
+            && !self.clients[client].running
+            && self.record.referee().relies(client, self.record.now());
+        let patience = if due { BEAT_PATIENCE } else { SHORT_BEAT_PATIENCE };
         let line = loop {
             let found = self.beats.keys().find(|line| line.0 == client).copied();
-            let left = BEAT_PATIENCE.checked_sub(begun.elapsed());
+            let left = patience.checked_sub(begun.elapsed());
             match (found, left) {
                 (Some(line), _) => break line,
                 (None, None) => {
                     self.clients[client].beats = false;
-                    return self.record.note_client(client, "sends no heartbeat", "");
+                    self.record.note_client(client, "sends no heartbeat", "");
+                    if due {
+                        let text = format!("client {client} had no fault, and renews no lease");
+                        self.record.violate(text);
+                    }
+                    return;
                 }
                 (None, Some(left)) => {
                     if let Ok(event) = tokio::time::timeout(left, self.events.recv()).await {

@@ -264,47 +264,55 @@ impl JobClient {
             Err(error) => {
                 self.session = None;
                 self.record.referee().end(grant);
-                self.say("got no answer", &error);
+                self.record.judge_error(self.number, &error);
                 self.settled.push(guard);
             }
         }
     }
 
     /// True if the transaction was committed; false if the job was lost.
-    async fn transact(&mut self, guard: &JobGuard) -> Result<bool, String> {
-        let text = |error: tokio_postgres::Error| error.to_string();
+    async fn transact(&mut self, guard: &JobGuard) -> tenure::Result<bool> {
         if self.session.as_ref().is_none_or(tokio_postgres::Client::is_closed) {
             let connected = tokio_postgres::connect(&self.url, NoTls).await;
-            let (session, connection) = connected.map_err(text)?;
+            let (session, connection) = connected.map_err(unanswered_statement)?;
             tokio::spawn(connection);
             self.session = Some(session);
         }
         let session = self.session.as_ref().expect("connected above");
         // The caller of `complete_in` decides itself how durable its commit is.
-        session.batch_execute("BEGIN; SET LOCAL synchronous_commit = on").await.map_err(text)?;
+        session
+            .batch_execute("BEGIN; SET LOCAL synchronous_commit = on")
+            .await
+            .map_err(unanswered_statement)?;
         let (table, id) = (format!("{}.effects", self.schema), guard.id());
         let effect =
             format!("INSERT INTO {table} (job, token) VALUES ({id}, {})", guard.lease_token());
-        session.batch_execute(&effect).await.map_err(text)?;
+        session.batch_execute(&effect).await.map_err(unanswered_statement)?;
         match guard.complete_in(session).await {
-            Ok(()) => session.batch_execute("COMMIT").await.map_err(text)?,
+            Ok(()) => session.batch_execute("COMMIT").await.map_err(unanswered_statement)?,
             Err(error) if error.kind() == ErrorKind::Lost => {
-                session.batch_execute("ROLLBACK").await.map_err(text)?;
+                session.batch_execute("ROLLBACK").await.map_err(unanswered_statement)?;
                 return Ok(false);
             }
-            Err(error) => return Err(format!("{:?}", error.kind())),
+            Err(error) => return Err(error),
         }
         Ok(true)
     }
 
     fn unanswered(&self, error: &tenure::Error) {
-        self.say("got no answer", &format!("{:?}", error.kind()));
-        if !matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable) {
-            self.record.violate(format!("client {}: {error}", self.number));
-        }
+        self.record.judge_error(self.number, error);
     }
 
     fn say(&self, what: &str, effect: &str) {
         self.record.note_client(self.number, what, effect);
     }
+}
+
+/// An error of the worker's own session, as an error of the library. The server's refusal is no lack of an answer.
+fn unanswered_statement(error: tokio_postgres::Error) -> tenure::Error {
+    let kind = match error.code() {
+        Some(state) if !state.code().starts_with("57P") => ErrorKind::Misconfigured,
+        _ => ErrorKind::Unknown,
+    };
+    tenure::Error::new(kind, "a statement of the worker failed").because(error)
 }

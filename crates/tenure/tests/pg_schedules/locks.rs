@@ -212,10 +212,7 @@ impl LockClient {
     }
 
     fn unanswered(&self, error: &tenure::Error) {
-        self.say("got no answer", &format!("{:?}", error.kind()));
-        if !matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable) {
-            self.record.violate(format!("client {}: {error}", self.number));
-        }
+        self.record.judge_error(self.number, error);
     }
 
     fn say(&self, what: &str, effect: &str) {

@@ -8,7 +8,7 @@ use crate::locks::below;
 use crate::protocol::{is_question, short};
 
 /// Operations that clients do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Work {
     Locks,
     Jobs,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tenure::jobs::Job;
-use tenure::{Clock, FencingToken};
+use tenure::{Clock, ErrorKind, FencingToken};
 use tenure_core::Time;
 
 use crate::turnstile::Line;
@@ -152,6 +152,21 @@ impl RunRecord {
         self.referee().granted(grant, now)
     }
 
+    /// Judges an error of a request. Only a fault of the client's connections explains a request without an answer.
+    pub(crate) fn judge_error(&self, client: usize, error: &tenure::Error) {
+        self.note_client(client, "got no answer", &format!("{:?}", error.kind()));
+        if !matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable) {
+            self.violate(format!("client {client}: {error}"));
+        } else if self.faults_of(client) == 0 {
+            self.violate(format!("client {client} had no fault, and got no answer: {error}"));
+        }
+    }
+
+    /// Number of grants so far.
+    pub(crate) fn grants(&self) -> usize {
+        self.referee().grants.len()
+    }
+
     /// Records a broken promise.
     pub(crate) fn violate(&self, what: impl Into<String>) {
         self.referee().violations.push(what.into());
@@ -282,6 +297,12 @@ impl Referee {
     /// True if a client has holds, be they valid or not.
     pub(crate) fn holds(&self, client: usize) -> bool {
         self.held.iter().any(|number| self.grants[*number].client == client)
+    }
+
+    /// True if a client relies on a hold now.
+    pub(crate) fn relies(&self, client: usize, now: Time) -> bool {
+        let mut own = self.held.iter().filter(|number| self.grants[**number].client == client);
+        own.any(|number| self.is_valid(*number, now))
     }
 
     /// Connections whose sessions hold a lock that a client relies on.

@@ -30,6 +30,7 @@ const END_SESSIONS: &str =
 pub(crate) struct RunReport {
     pub(crate) steps: usize,
     pub(crate) statements: u64,
+    pub(crate) grants: usize,
     pub(crate) timeline: String,
 }
 
@@ -70,6 +71,8 @@ pub(crate) async fn run(
     }
     scheduler.run().await;
     let (steps, statements) = (std::mem::take(&mut scheduler.taken), record.executions());
+    // Those at the end are the referee's.
+    let grants = record.grants();
     drop((clients, scheduler));
     if plan.promotion.is_some() {
         pair.end_replication().await;
@@ -80,7 +83,8 @@ pub(crate) async fn run(
     pair.run(&format!("DROP SCHEMA IF EXISTS {} CASCADE", plan.schema())).await;
     let (violations, timeline) = (record.violations(), record.timeline());
     if violations.is_empty() {
-        return Ok(RunReport { steps: steps.len(), statements, timeline });
+        let report = RunReport { steps: steps.len(), statements, grants, timeline };
+        return Ok(report);
     }
     Err(RunFailure { plan, steps, violations, timeline })
 }
@@ -205,11 +209,13 @@ impl JobParticipant {
     async fn act(&mut self, random: &mut Random) {
         let Self { number, url, plan, record, client } = self;
         if client.is_none() {
-            *client = JobClient::connect(*number, url, plan, Rc::clone(record)).await.ok();
+            match JobClient::connect(*number, url, plan, Rc::clone(record)).await {
+                Ok(connected) => *client = Some(connected),
+                Err(error) => return record.judge_error(*number, &error),
+            }
         }
-        match client {
-            Some(client) => client.act(random).await,
-            None => record.note_client(*number, "cannot connect", ""),
+        if let Some(client) = client {
+            client.act(random).await;
         }
     }
 }

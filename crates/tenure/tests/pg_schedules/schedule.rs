@@ -180,6 +180,7 @@ impl<'a> Scheduler<'a> {
             Step::EndSession(line, fault) => self.end_session(line, fault).await,
             Step::Crash => {
                 self.plan.crashes = self.plan.crashes.saturating_sub(1);
+                self.disturb_all();
                 self.pair.crash();
                 self.server_replaced("crash and restart").await;
             }
@@ -193,6 +194,7 @@ impl<'a> Scheduler<'a> {
                 for _ in 0..=turns {
                     tokio::task::yield_now().await;
                 }
+                self.disturb_all();
                 self.pair.crash();
                 self.server_replaced("crash and restart").await;
             }
@@ -205,6 +207,7 @@ impl<'a> Scheduler<'a> {
                 if let Some(Promotion::Lossy { .. }) = self.plan.promotion.take() {
                     self.record.referee().forgive_losses(self.record.executions());
                 }
+                self.disturb_all();
                 self.pair.promote().await;
                 self.server_replaced("crash, standby promoted").await;
             }
@@ -227,14 +230,30 @@ impl<'a> Scheduler<'a> {
     /// Waits until nothing happens without another step: every statement in flight was answered or is blocked, and
     /// every client that is busy has a request or a reply here.
     pub(crate) async fn settle(&mut self) {
-        let begun = std::time::Instant::now();
+        let begun = tokio::time::Instant::now();
+        let mut look = begun + BLOCKED_AFTER;
         while !self.is_settled() {
-            match tokio::time::timeout(BLOCKED_AFTER, self.events.recv()).await {
-                Ok(event) => self.handle(event.expect("this run has senders")),
+            match tokio::time::timeout_at(look, self.events.recv()).await {
+                Ok(event) => {
+                    let event = event.expect("this run has senders");
+                    // A client repeats a check as long as its wait is held back here: it does not delay the look.
+                    if !self.is_of_wait_check(&event) {
+                        look = tokio::time::Instant::now() + BLOCKED_AFTER;
+                    }
+                    self.handle(event);
+                }
                 Err(_) if self.only_blocked().await => return,
-                Err(_) => {}
+                Err(_) => look = tokio::time::Instant::now() + BLOCKED_AFTER,
             }
             assert!(begun.elapsed() < PATIENCE, "stuck:\n{}", self.record.timeline());
+        }
+    }
+
+    fn is_of_wait_check(&self, event: &TurnEvent) -> bool {
+        match event {
+            TurnEvent::Sent { sql, .. } => is_wait_check(sql),
+            TurnEvent::Answered { line, .. } => self.wait_checks.contains(line),
+            TurnEvent::Broken { .. } | TurnEvent::Ended { .. } => false,
         }
     }
 
@@ -326,10 +345,14 @@ impl<'a> Scheduler<'a> {
         }
     }
 
+    /// Counts a fault of every client. Clients may notice it before the server is back.
+    fn disturb_all(&self) {
+        (0..self.clients.len()).for_each(|client| self.record.disturb(client));
+    }
+
     /// Ends connections to the old server, and forgets what was held on them.
     async fn server_replaced(&mut self, what: &str) {
         self.record.note("SERVER", what, "");
-        (0..self.clients.len()).for_each(|client| self.record.disturb(client));
         let ended = self.turnstile.server_replaced(self.pair.port()).await;
         self.forget(&ended);
         if self.plan.work == Work::Sessions {

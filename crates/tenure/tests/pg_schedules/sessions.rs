@@ -35,6 +35,7 @@ impl Scheduler<'_> {
             let quiet = self.quiet_since.get(&line).is_some_and(|since| now >= *since + TTL);
             if quiet && holders.contains(&pid) && !self.in_flight.contains_key(&line) {
                 self.terminate(pid).await;
+                self.record.disturb(line.0);
                 self.record.referee().end_sessions(&[line], self.record.executions());
                 self.record.note_client(line.0, &format!("  session [{}]", line.1), "idle: ended");
             }
@@ -66,7 +67,9 @@ impl Scheduler<'_> {
         let mut ended = std::mem::take(&mut self.closing);
         ended.append(&mut self.record.closing());
         if std::mem::take(&mut self.evicted) {
-            ended.extend(self.evicted_lines().await);
+            let evicted = self.evicted_lines().await;
+            evicted.iter().for_each(|line| self.record.disturb(line.0));
+            ended.extend(evicted);
         }
         if ended.is_empty() {
             return;
