@@ -87,17 +87,13 @@ mod bench {
 
     async fn store_pairs(store: &FileStore) {
         let limit = Duration::from_secs(1);
-        let mut claim = Claim {
-            id: 0,
-            key: Key::new("reports/nightly").expect("a key"),
-            mode: Mode::Exclusive,
-            ttl: Duration::from_secs(15),
-            by: Arc::default(),
-            queue: true,
-            fail_if_contended: false,
-            fair: false,
-            detached: false,
-        };
+        let mut claim = Claim::new(
+            0,
+            Key::new("reports/nightly").expect("a key"),
+            Mode::Exclusive,
+            Duration::from_secs(15),
+            Arc::default(),
+        );
         for id in 0..PAIRS {
             claim.id = id.into();
             match store.claim(&claim, limit).await.expect("an answer") {

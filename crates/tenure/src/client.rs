@@ -7,6 +7,7 @@ use tokio::sync::watch;
 
 use crate::election::{ElectionRequest, Leader};
 use crate::request::{LockRequest, RequestKind};
+use crate::store::examine::examine;
 use crate::store::{Finding, Handle, KeySpace, KeyState, Store};
 use crate::{Clock, Key, Result, url};
 
@@ -145,7 +146,7 @@ impl Client {
     ///
     /// Safe to drop at any time: what is left expires on its own.
     pub async fn examine(&self, limit: Duration) -> Vec<Finding> {
-        self.store.examine(limit).await
+        examine(&*self.store, limit).await
     }
 
     /// Renews a hold that another process detached, by its handle. The hold then lasts for `ttl` from now.

@@ -132,16 +132,10 @@ impl Error {
         self.0.may_be_held_for
     }
 
-    /// The message with the messages of all causes, separated by colons: one line for logs and terminals.
+    /// The message with the messages of all causes, separated by colons: one line for logs and terminals. A cause
+    /// whose message is part of another one is left out.
     pub fn chain(&self) -> String {
-        let mut text = self.to_string();
-        let mut cause = self.source();
-        while let Some(error) = cause {
-            text.push_str(": ");
-            text.push_str(&error.to_string());
-            cause = error.source();
-        }
-        text
+        chain(self)
     }
 
     /// Error of a store that was away for as long as the caller wanted to wait.
@@ -209,6 +203,20 @@ impl StdError for Error {
     }
 }
 
+/// Message of an error and of all its causes, separated by colons.
+pub(crate) fn chain(error: &(dyn StdError + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        let words = next.to_string();
+        if !text.contains(&words) {
+            text = format!("{text}: {words}");
+        }
+        cause = next.source();
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -234,5 +242,15 @@ mod tests {
         let (one, two) = (Key::new("one").unwrap(), Key::new("two").unwrap());
         let error = Error::new(ErrorKind::Held, "held").on(&one).at("here").on(&two).at("there");
         assert_eq!(error.to_string(), "one on here: held");
+    }
+
+    #[test]
+    fn error_chain_lists_each_cause_once() {
+        let error = Error::new(ErrorKind::Unavailable, "cannot connect")
+            .because(Error::new(ErrorKind::Unavailable, "connection refused"));
+        assert_eq!(error.chain(), "cannot connect: connection refused");
+        let error = Error::new(ErrorKind::Unavailable, "no: refused")
+            .because(Error::new(ErrorKind::Unavailable, "refused"));
+        assert_eq!(error.chain(), "no: refused");
     }
 }

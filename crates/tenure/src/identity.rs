@@ -2,44 +2,33 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::process::Process;
 use crate::store::Identity;
 use crate::{Error, ErrorKind, Result};
 
 /// Maximum length of an id and of a note, in bytes: both are displayed, and kept in small fields.
 pub(crate) const MAX_TEXT_BYTES: usize = 200;
 
-/// Identity of a process, and the source of its claim ids.
-pub(crate) struct Process {
-    identity: Arc<Identity>,
-    nonce: u64,
-    claims: u64,
-}
-
-impl Process {
-    /// Creates the identity of a simulated process.
-    #[cfg(feature = "simulation")]
-    pub(crate) fn simulated(host: &str, nonce: u64) -> Self {
-        // Not the id of the real process: a message with more digits would change the run.
-        let pid = u32::try_from(nonce % 30_000).unwrap_or(0) + 1;
-        let id = format!("{host}:{:08x}", nonce >> 32);
-        let identity = Identity { id, host: host.to_owned(), pid, note: String::new() };
-        Self { identity: Arc::new(identity), nonce, claims: 0 }
+impl Identity {
+    /// Returns the identity of this process: the default identity of its requests.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` if the system cannot supply the random bytes that make it unique.
+    pub fn of_process() -> Result<Arc<Self>> {
+        of_process()
     }
 }
 
 /// Returns the identity of this process. A forked copy of the process gets its own.
 pub(crate) fn of_process() -> Result<Arc<Identity>> {
-    with_process(|process| Arc::clone(&process.identity))
+    with_process(|process| Arc::clone(process.identity()))
 }
 
 /// Returns the identity of this process and the id of its next claim. The id is unique across processes, and not a
 /// secret.
 pub(crate) fn of_claim() -> Result<(Arc<Identity>, u128)> {
-    with_process(|process| {
-        process.claims += 1;
-        let id = u128::from(process.nonce) << 64 | u128::from(process.claims);
-        (Arc::clone(&process.identity), id)
-    })
+    with_process(|process| (Arc::clone(process.identity()), process.next_claim()))
 }
 
 fn with_process<T>(f: impl FnOnce(&mut Process) -> T) -> Result<T> {
@@ -52,18 +41,14 @@ fn with_process<T>(f: impl FnOnce(&mut Process) -> T) -> Result<T> {
     let pid = std::process::id();
     let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
     match &mut *current {
-        Some(process) if process.identity.pid == pid => Ok(f(process)),
+        Some(process) if process.identity().pid == pid => Ok(f(process)),
         // The first call, or the first after a fork. With the nonce of its parent, the copy would repeat claim ids.
         _ => Ok(f(current.insert(fresh(pid)?))),
     }
 }
 
 fn fresh(pid: u32) -> Result<Process> {
-    let host = host();
-    let nonce = u64::from_be_bytes(random()?);
-    let id = format!("{host}:{pid}:{:08x}", nonce >> 32);
-    let identity = Arc::new(Identity { id, host, pid, note: String::new() });
-    Ok(Process { identity, nonce, claims: 0 })
+    Ok(Process::new(host(), pid, u64::from_be_bytes(random()?)))
 }
 
 /// Validates a text of the user that other participants display: no control characters, at most [`MAX_TEXT_BYTES`].
@@ -121,12 +106,12 @@ mod tests {
         assert_eq!(one, of_process().unwrap());
         assert_eq!(one.pid, std::process::id());
         assert!(one.id.starts_with(&format!("{}:{}:", one.host, one.pid)), "{one:?}");
-        let restarted = fresh(one.pid).unwrap();
-        assert_ne!(restarted.identity.id, one.id, "the same pid after a restart");
+        let mut restarted = fresh(one.pid).unwrap();
+        assert_ne!(restarted.identity().id, one.id, "the same pid after a restart");
         let (first, second) = (of_claim().unwrap(), of_claim().unwrap());
         assert_eq!(first.0, one);
         assert_ne!(first.1, second.1);
-        assert_ne!(first.1 >> 64, u128::from(restarted.nonce));
+        assert_ne!(first.1 >> 64, restarted.next_claim() >> 64);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Values that belong to one process and not to its forked copies.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
+
+use crate::store::Identity;
 
 /// Value that each process creates for itself.
 ///
@@ -41,6 +43,42 @@ impl<T> PerProcess<T> {
             }
             list = &entry.next;
         }
+    }
+}
+
+/// Identity of a process, and the source of its claim ids.
+pub(crate) struct Process {
+    identity: Arc<Identity>,
+    nonce: u64,
+    claims: u64,
+}
+
+impl Process {
+    /// Creates the identity of a process. The nonce distinguishes it from all other processes.
+    pub(crate) fn new(host: String, pid: u32, nonce: u64) -> Self {
+        let id = format!("{host}:{pid}:{:08x}", nonce >> 32);
+        let identity = Identity { id, host, pid, note: String::new() };
+        Self { identity: Arc::new(identity), nonce, claims: 0 }
+    }
+
+    /// Creates the identity of a simulated process.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn simulated(host: &str, nonce: u64) -> Self {
+        // Not the id of the real process: a message with more digits would change the run.
+        let pid = u32::try_from(nonce % 30_000).unwrap_or(0) + 1;
+        let id = format!("{host}:{:08x}", nonce >> 32);
+        let identity = Identity { id, host: host.to_owned(), pid, note: String::new() };
+        Self { identity: Arc::new(identity), nonce, claims: 0 }
+    }
+
+    pub(crate) fn identity(&self) -> &Arc<Identity> {
+        &self.identity
+    }
+
+    /// Returns the id of the next claim: unique across processes, and not a secret.
+    pub(crate) fn next_claim(&mut self) -> u128 {
+        self.claims += 1;
+        u128::from(self.nonce) << 64 | u128::from(self.claims)
     }
 }
 

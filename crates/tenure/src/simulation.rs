@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use tenure_core::Random;
 
-use crate::identity::Process;
+use crate::process::Process;
 
 thread_local! {
     static RUNNING: RefCell<Option<Rc<RefCell<Simulated>>>> = const { RefCell::new(None) };

@@ -33,20 +33,18 @@ impl Harness for InMemory {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_passes_the_suite() {
     let store = InMemory::connect().await;
-    let expected = Capabilities {
-        queue: QueueKind::Fifo,
-        liveness: Liveness::Both,
-        push: true,
-        handoff: Handoff::Pushed,
-        shared: true,
-        semaphore: true,
-        detached: true,
-        list: true,
-        identities: true,
-        evict: true,
-        ordered_tokens: true,
-        min_ttl: Duration::from_millis(1),
-    };
+    let mut expected = Capabilities::new(Liveness::Both);
+    expected.queue = QueueKind::Fifo;
+    expected.push = true;
+    expected.handoff = Handoff::Pushed;
+    expected.shared = true;
+    expected.semaphore = true;
+    expected.detached = true;
+    expected.list = true;
+    expected.identities = true;
+    expected.evict = true;
+    expected.ordered_tokens = true;
+    expected.min_ttl = Duration::from_millis(1);
     assert_eq!(store.capabilities(), expected);
     let report = conformance::run(InMemory(Mutex::new(Some(store)))).await;
     report.expect(67);

@@ -30,11 +30,25 @@ impl fmt::Display for NoQueue {
 #[async_trait]
 impl Store for NoQueue {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { queue: QueueKind::None, ..self.0.capabilities() }
+        {
+            let mut can = self.0.capabilities();
+            can.queue = QueueKind::None;
+            can
+        }
     }
 
     async fn claim(&self, claim: &Claim, limit: Duration) -> Result<Answer> {
-        let answer = self.0.claim(&Claim { queue: false, ..claim.clone() }, limit).await?;
+        let answer = self
+            .0
+            .claim(
+                &{
+                    let mut claim = claim.clone();
+                    claim.queue = false;
+                    claim
+                },
+                limit,
+            )
+            .await?;
         Ok(match answer {
             Answer::Granted(mut grant) => {
                 grant.hold = Box::new(QuietHold(grant.hold));

@@ -46,12 +46,10 @@ impl Store for Slow {
     async fn claim(&self, _: &Claim, _: Duration) -> Result<Answer> {
         let (token, hold) = (FencingToken::new(0, 1), Box::new(self.clone()));
         let lease_start = LeaseStart::NoLease;
-        Ok(Answer::Granted(Grant {
-            token,
-            lease_start,
-            handoff_requested: false,
-            grants: None,
-            hold,
+        Ok(Answer::Granted({
+            let mut grant = Grant::new(token, hold);
+            grant.lease_start = lease_start;
+            grant
         }))
     }
     async fn resume(&self, _: &Key, _: &Handle) -> Result<Box<dyn Hold>> {

@@ -75,7 +75,7 @@ fn table(events: &[HistoryEvent]) -> String {
 
 fn lines(events: &[HistoryEvent], arguments: &History) -> String {
     let mut text = String::new();
-    for HistoryEvent { at, kind: what, token, by, reason } in events {
+    for HistoryEvent { at, kind: what, token, by, reason, .. } in events {
         let at = humantime::format_rfc3339_millis(*at).to_string();
         let line = serde_json::json!({
             "event": what, "name": arguments.name.as_str(), "at": at, "token": humanize::token(*token),
@@ -172,13 +172,10 @@ mod tests {
 
     fn event(at: u64, what: &str, token: u64, id: &str) -> HistoryEvent {
         let by = Identity { id: id.to_owned(), ..Identity::default() };
-        HistoryEvent {
-            at: SystemTime::UNIX_EPOCH + Duration::from_secs(at),
-            kind: what.to_owned(),
-            token: FencingToken::new(0, token),
-            by: (what == "granted").then_some(by),
-            reason: None,
-        }
+        let at = SystemTime::UNIX_EPOCH + Duration::from_secs(at);
+        let mut event = HistoryEvent::new(at, what, FencingToken::new(0, token));
+        event.by = (what == "granted").then_some(by);
+        event
     }
 
     #[test]

@@ -275,21 +275,15 @@ mod tests {
 
     fn key(name: &str, held: u64, waiters: usize) -> KeyState {
         let by = |id: &str| Some(Identity { id: id.to_owned(), ..Identity::default() });
-        KeyState {
-            key: Key::new(name).unwrap(),
-            space: KeySpace::Lock,
-            holders: vec![HolderState {
-                by: by("web-1"),
-                token: FencingToken::new(0, 7),
-                held_for: Some(Duration::from_secs(held)),
-                lease_left: Some(Duration::from_secs(9)),
-                revision: None,
-            }],
-            waiters: (0..waiters)
-                .map(|_| WaiterState { by: by("web-2"), waited_for: Some(Duration::from_secs(3)) })
-                .collect(),
-            version: Version::default(),
-        }
+        let mut holder = HolderState::new(by("web-1"), FencingToken::new(0, 7));
+        holder.held_for = Some(Duration::from_secs(held));
+        holder.lease_left = Some(Duration::from_secs(9));
+        let mut waiter = WaiterState::new(by("web-2"));
+        waiter.waited_for = Some(Duration::from_secs(3));
+        let mut state = KeyState::free(Key::new(name).unwrap(), KeySpace::Lock, Version::default());
+        state.holders = vec![holder];
+        state.waiters = vec![waiter; waiters];
+        state
     }
 
     fn drawn(screen: &mut Screen) -> String {

@@ -200,25 +200,11 @@ mod tests {
 
     fn key(name: &str, holders: &[u64], waiters: &[&str]) -> KeyState {
         let by = |id: &str| Some(Identity { id: id.to_owned(), ..Identity::default() });
-        KeyState {
-            key: Key::new(name).unwrap(),
-            space: KeySpace::Lock,
-            holders: holders
-                .iter()
-                .map(|number| HolderState {
-                    by: by("h"),
-                    token: FencingToken::new(0, *number),
-                    held_for: None,
-                    lease_left: None,
-                    revision: None,
-                })
-                .collect(),
-            waiters: waiters
-                .iter()
-                .map(|id| WaiterState { by: by(id), waited_for: None })
-                .collect(),
-            version: Version::default(),
-        }
+        let holder = |number: &u64| HolderState::new(by("h"), FencingToken::new(0, *number));
+        let mut state = KeyState::free(Key::new(name).unwrap(), KeySpace::Lock, Version::default());
+        state.holders = holders.iter().map(holder).collect();
+        state.waiters = waiters.iter().map(|id| WaiterState::new(by(id))).collect();
+        state
     }
 
     fn observed(before: &[KeyState], now: &[KeyState]) -> Vec<(ChangeKind, String)> {

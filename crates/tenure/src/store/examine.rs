@@ -1,16 +1,14 @@
 //! Self-examination of a store: reachability, guarantees, and possible problems.
 
-use std::error::Error as StdError;
-use std::fmt;
 use std::time::Duration;
 
 use tenure_core::Key;
+use tenure_core::table::KeySpace;
 
-use super::{Capabilities, Handoff, KeySpace, Liveness, QueueKind, Store};
+use super::capabilities::{Capabilities, Handoff, Liveness, QueueKind};
+use super::contract::Store;
+use super::finding::{Finding, REACHABLE};
 use crate::{Clock, Error, ErrorKind, Result};
-
-/// Name of the finding that reports whether the store answers.
-pub const REACHABLE: &str = "reachable";
 
 /// Key that is inspected. It is never held, and inspecting it writes nothing.
 const PROBE_KEY: &str = "tenure/doctor";
@@ -19,85 +17,18 @@ const LATENCY_ROUNDS: usize = 5;
 /// Default ttl of a lock. A store is slow if its latency is too long for this ttl.
 const DEFAULT_LOCK_TTL: Duration = Duration::from_secs(15);
 
-/// Result of one check.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Finding {
-    /// Subject of the check, in a word or two.
-    pub what: String,
-    /// Severity of the finding.
-    pub level: FindingLevel,
-    /// Result of the check. Never contains a secret.
-    pub detail: String,
-    /// Recommended action, if there is one.
-    pub advice: Option<String>,
-}
-
-/// Severity of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub enum FindingLevel {
-    /// No problem.
-    Ok,
-    /// The store works, with a risk that the finding names.
-    Warning,
-    /// The store does not work.
-    Failed,
-}
-
-impl Finding {
-    /// A finding without a problem.
-    pub fn ok(what: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self::new(FindingLevel::Ok, what, detail)
+/// Diagnoses a store: first the checks that apply to any store, then those of this store, if it answers. Each part takes
+/// at most about `limit`.
+pub(crate) async fn examine(store: &dyn Store, limit: Duration) -> Vec<Finding> {
+    let mut findings = basics(store, limit).await;
+    if !findings.iter().any(Finding::is_unreachable) {
+        findings.extend(store.examine(limit).await);
     }
-
-    /// A finding of a risk.
-    pub fn warning(what: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self::new(FindingLevel::Warning, what, detail)
-    }
-
-    /// A finding of a failure.
-    pub fn failed(what: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self::new(FindingLevel::Failed, what, detail)
-    }
-
-    /// A finding of a failure, described by the error and its causes.
-    pub fn error(what: impl Into<String>, error: &Error) -> Self {
-        Self::failed(what, error_chain(error))
-    }
-
-    /// Adds a recommended action.
-    #[must_use]
-    pub fn advise(mut self, advice: impl Into<String>) -> Self {
-        self.advice = Some(advice.into());
-        self
-    }
-
-    /// True if the store cannot be reached. Nothing else could be checked then.
-    pub fn is_unreachable(&self) -> bool {
-        self.what == REACHABLE && self.level == FindingLevel::Failed
-    }
-
-    fn new(level: FindingLevel, what: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self { what: what.into(), level, detail: detail.into(), advice: None }
-    }
-}
-
-impl fmt::Display for FindingLevel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Ok => "ok",
-            Self::Warning => "warning",
-            Self::Failed => "failed",
-        })
-    }
+    findings
 }
 
 /// Checks that apply to any store: whether and how quickly it answers, its guarantees and its capabilities.
-///
-/// Stores with further checks run this first, and run nothing else if it reports the store
-/// [unreachable](Finding::is_unreachable).
-pub async fn basics<S: Store + ?Sized>(store: &S, limit: Duration) -> Vec<Finding> {
+async fn basics(store: &dyn Store, limit: Duration) -> Vec<Finding> {
     let looking = time_round_trips(limit, || probe(store)).await;
     let mut findings = match looking {
         Ok(trips) => vec![Finding::ok(REACHABLE, "the store answers"), latency(&trips)],
@@ -118,7 +49,7 @@ pub async fn basics<S: Store + ?Sized>(store: &S, limit: Duration) -> Vec<Findin
 /// # Errors
 ///
 /// The error of a round trip, or `Unavailable` if not even the first round trip ended within `limit`.
-pub async fn time_round_trips<F: Future<Output = Result<()>>>(
+pub(crate) async fn time_round_trips<F: Future<Output = Result<()>>>(
     limit: Duration,
     trip: impl Fn() -> F,
 ) -> Result<Vec<Duration>> {
@@ -143,7 +74,7 @@ pub async fn time_round_trips<F: Future<Output = Result<()>>>(
 }
 
 /// Finding about the latency of some round trips.
-pub fn latency(took: &[Duration]) -> Finding {
+pub(crate) fn latency(took: &[Duration]) -> Finding {
     let median = took[took.len() / 2];
     let detail = format!("{median:.1?} (median of {})", took.len());
     // A request may take a quarter of the ttl, and a failed one is repeated. Fewer than ten round trips in that quarter
@@ -158,20 +89,6 @@ pub fn latency(took: &[Duration]) -> Finding {
     ))
 }
 
-/// An error with its causes, on one line.
-pub fn error_chain(error: &(dyn StdError + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(next) = cause {
-        let words = next.to_string();
-        if !text.contains(&words) {
-            text = format!("{text}: {words}");
-        }
-        cause = next.source();
-    }
-    text
-}
-
 /// A duration in the largest unit that divides it, for messages: `24h`, `90m`, `45s`.
 pub(crate) fn in_whole_units(duration: Duration) -> String {
     match duration.as_secs() {
@@ -183,7 +100,7 @@ pub(crate) fn in_whole_units(duration: Duration) -> String {
     }
 }
 
-async fn probe<S: Store + ?Sized>(store: &S) -> Result<()> {
+async fn probe(store: &dyn Store) -> Result<()> {
     let key = Key::new(PROBE_KEY)?;
     store.inspect(&key, KeySpace::Lock).await.map(|_| ())
 }
@@ -246,10 +163,11 @@ mod tests {
 
     use super::*;
     use crate::MemoryStore;
+    use crate::store::FindingLevel;
 
     #[tokio::test]
     async fn a_store_that_answers_says_what_it_promises() {
-        let findings = MemoryStore::new().examine(Duration::from_secs(5)).await;
+        let findings = examine(&MemoryStore::new(), Duration::from_secs(5)).await;
         let what: Vec<_> = findings.iter().map(|finding| finding.what.as_str()).collect();
         assert_eq!(what, [REACHABLE, "round trip", "promises", "abilities"]);
         assert!(findings.iter().all(|finding| finding.level == FindingLevel::Ok), "{findings:?}");
@@ -285,15 +203,5 @@ mod tests {
         ] {
             assert_eq!(in_whole_units(duration), text);
         }
-    }
-
-    #[test]
-    fn error_chain_lists_each_cause_once() {
-        let error = Error::new(ErrorKind::Unavailable, "cannot connect")
-            .because(Error::new(ErrorKind::Unavailable, "connection refused"));
-        assert_eq!(error_chain(&error), "cannot connect: connection refused");
-        let error = Error::new(ErrorKind::Unavailable, "no: refused")
-            .because(Error::new(ErrorKind::Unavailable, "refused"));
-        assert_eq!(error_chain(&error), "no: refused");
     }
 }

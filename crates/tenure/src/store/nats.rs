@@ -358,12 +358,7 @@ impl Store for NatsStore {
     }
 
     async fn examine(&self, limit: Duration) -> Vec<Finding> {
-        let until = self.inner.api.deadline_after(limit);
-        let mut findings = super::examine::basics(self, limit / 2).await;
-        if !findings.iter().any(Finding::is_unreachable) {
-            findings.extend(examine::findings(self, until).await);
-        }
-        findings
+        examine::findings(self, self.inner.api.deadline_after(limit)).await
     }
 
     async fn close(&self) {

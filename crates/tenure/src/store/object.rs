@@ -321,7 +321,7 @@ impl Store for BucketStore {
     }
 
     async fn examine(&self, limit: Duration) -> Vec<Finding> {
-        examine::examine(self, &self.inner, limit).await
+        examine::findings(&self.inner, limit).await
     }
 
     async fn clean(&self, older_than: Duration) -> Result<u64> {

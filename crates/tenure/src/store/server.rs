@@ -414,12 +414,9 @@ impl Store for LockServerStore {
     }
 
     async fn examine(&self, limit: Duration) -> Vec<Finding> {
-        let mut findings = super::examine::basics(self, limit).await;
-        if !findings.iter().any(Finding::is_unreachable) {
-            findings.extend(examine::findings(self));
-            if self.0.protocol == Protocol::Extended && !self.0.dialer.has_own_connections() {
-                findings.push(examine::addresses(self, self.0.clock.now() + limit).await);
-            }
+        let mut findings = examine::findings(self);
+        if self.0.protocol == Protocol::Extended && !self.0.dialer.has_own_connections() {
+            findings.push(examine::addresses(self, self.0.clock.now() + limit).await);
         }
         findings
     }

@@ -191,17 +191,13 @@ async fn holder_that_lost_its_seat_file_leaves_the_next_holders_line_intact() {
 }
 
 fn claim(id: u128) -> Claim {
-    Claim {
+    Claim::new(
         id,
-        key: Key::new("key").expect("a key"),
-        mode: Mode::Exclusive,
-        ttl: Duration::from_secs(10),
-        by: std::sync::Arc::default(),
-        queue: true,
-        fail_if_contended: false,
-        fair: false,
-        detached: false,
-    }
+        Key::new("key").expect("a key"),
+        Mode::Exclusive,
+        Duration::from_secs(10),
+        std::sync::Arc::default(),
+    )
 }
 
 #[tokio::test]

@@ -36,20 +36,17 @@ impl Harness for InFiles {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn files_pass_the_suite() {
     let folder = Folder::new();
-    let expected = Capabilities {
-        queue: QueueKind::Fifo,
-        liveness: Liveness::Session,
-        push: true,
-        handoff: Handoff::Pushed,
-        shared: true,
-        semaphore: true,
-        detached: false,
-        list: true,
-        identities: true,
-        evict: true,
-        ordered_tokens: true,
-        min_ttl: Duration::from_millis(1),
-    };
+    let mut expected = Capabilities::new(Liveness::Session);
+    expected.queue = QueueKind::Fifo;
+    expected.push = true;
+    expected.handoff = Handoff::Pushed;
+    expected.shared = true;
+    expected.semaphore = true;
+    expected.list = true;
+    expected.identities = true;
+    expected.evict = true;
+    expected.ordered_tokens = true;
+    expected.min_ttl = Duration::from_millis(1);
     assert_eq!(folder.open().capabilities(), expected);
     let report = conformance::run(InFiles(folder)).await;
     report.expect(58);

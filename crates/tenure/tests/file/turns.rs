@@ -11,17 +11,13 @@ use super::support::{Folder, state, until_shown};
 const LIMIT: Duration = Duration::from_secs(5);
 
 async fn ask(store: &FileStore, id: u128, mode: Mode) -> Answer {
-    let claim = Claim {
+    let claim = Claim::new(
         id,
-        key: Key::new("key").expect("a key"),
+        Key::new("key").expect("a key"),
         mode,
-        ttl: Duration::from_secs(15),
-        by: Arc::default(),
-        queue: true,
-        fail_if_contended: false,
-        fair: false,
-        detached: false,
-    };
+        Duration::from_secs(15),
+        Arc::default(),
+    );
     store.claim(&claim, LIMIT).await.expect("an answer")
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tenure::Store;
 use tenure::conformance::{self, Harness};
-use tenure::store::{Capabilities, Handoff, Liveness, QueueKind};
+use tenure::store::{Capabilities, Liveness, QueueKind};
 
 mod cluster;
 mod examine;
@@ -29,19 +29,18 @@ mod turns;
 use support::{Server, connect, unique, worker};
 
 /// What every bucket of our own form can do.
-const OURS: Capabilities = Capabilities {
-    queue: QueueKind::None,
-    liveness: Liveness::Lease,
-    push: true,
-    handoff: Handoff::None,
-    shared: true,
-    semaphore: true,
-    detached: true,
-    list: true,
-    identities: true,
-    evict: true,
-    ordered_tokens: true,
-    min_ttl: Duration::from_millis(200),
+const OURS: Capabilities = {
+    let mut can = Capabilities::new(Liveness::Lease);
+    can.push = true;
+    can.shared = true;
+    can.semaphore = true;
+    can.detached = true;
+    can.list = true;
+    can.identities = true;
+    can.evict = true;
+    can.ordered_tokens = true;
+    can.min_ttl = Duration::from_millis(200);
+    can
 };
 
 /// The ttl of the bucket in nlock's form: what the suite asks for.
@@ -117,7 +116,13 @@ async fn a_cluster_passes_the_suite() {
 async fn a_queue_in_order_passes_the_suite() {
     let Some(url) = services::nats() else { return };
     let harness = OnNats::new(&url, "?fair=true");
-    harness.check(Capabilities { queue: QueueKind::Fifo, ..OURS }).await;
+    harness
+        .check({
+            let mut can = OURS;
+            can.queue = QueueKind::Fifo;
+            can
+        })
+        .await;
     conformance::run(harness).await.expect(68);
 }
 
@@ -125,6 +130,14 @@ async fn a_queue_in_order_passes_the_suite() {
 async fn the_form_of_nlock_passes_what_it_can_promise() {
     let Some(url) = services::nats() else { return };
     let harness = OnNats::new(&url, "?form=nlock&ttl=600ms");
-    harness.check(Capabilities { shared: false, semaphore: false, detached: false, ..OURS }).await;
+    harness
+        .check({
+            let mut can = OURS;
+            can.shared = false;
+            can.semaphore = false;
+            can.detached = false;
+            can
+        })
+        .await;
     conformance::run(harness).await.expect(58);
 }

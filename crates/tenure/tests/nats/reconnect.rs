@@ -15,16 +15,16 @@ const TTL: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(200);
 
 fn claim(key: &str, id: u128) -> Claim {
-    Claim {
-        id,
-        key: Key::new(key).expect("a key"),
-        mode: Mode::Exclusive,
-        ttl: TTL,
-        by: Arc::new(Identity::default()),
-        queue: false,
-        fail_if_contended: false,
-        fair: false,
-        detached: false,
+    {
+        let mut claim = Claim::new(
+            id,
+            Key::new(key).expect("a key"),
+            Mode::Exclusive,
+            TTL,
+            Arc::new(Identity::default()),
+        );
+        claim.queue = false;
+        claim
     }
 }
 

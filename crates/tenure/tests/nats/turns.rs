@@ -90,16 +90,16 @@ async fn many_wait_in_order_and_only_the_first_tries() {
 }
 
 fn claim(id: u128) -> Claim {
-    Claim {
-        id,
-        key: Key::new("key").expect("a key"),
-        mode: Mode::Exclusive,
-        ttl: TTL,
-        by: Arc::new(Identity { id: "gone".to_owned(), ..Identity::default() }),
-        queue: true,
-        fail_if_contended: false,
-        fair: true,
-        detached: false,
+    {
+        let mut claim = Claim::new(
+            id,
+            Key::new("key").expect("a key"),
+            Mode::Exclusive,
+            TTL,
+            Arc::new(Identity { id: "gone".to_owned(), ..Identity::default() }),
+        );
+        claim.fair = true;
+        claim
     }
 }
 

@@ -55,17 +55,13 @@ async fn the_write_of_a_release_makes_the_waiter_at_the_bell_the_owner() {
 async fn a_repeated_claim_that_finds_its_grant_does_not_know_when_it_began() {
     let fake = Fake::quick();
     let store = Arc::clone(client(&fake).await.store());
-    let claim = Claim {
-        id: 7,
-        key: Key::new("k").expect("a key"),
-        mode: Mode::Exclusive,
-        ttl: Duration::from_secs(10),
-        by: Arc::new(Identity::default()),
-        queue: true,
-        fail_if_contended: false,
-        fair: false,
-        detached: false,
-    };
+    let claim = Claim::new(
+        7,
+        Key::new("k").expect("a key"),
+        Mode::Exclusive,
+        Duration::from_secs(10),
+        Arc::new(Identity::default()),
+    );
     for expected in [LeaseStart::FromRequest, LeaseStart::FromConfirm] {
         let answer = store.claim(&claim, Duration::from_secs(20)).await;
         let Ok(Answer::Granted(grant)) = answer else { panic!("not granted: {answer:?}") };

@@ -53,20 +53,15 @@ async fn worker() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_fake_passes_the_suite() {
-    let expected = Capabilities {
-        queue: QueueKind::Single,
-        liveness: Liveness::Lease,
-        push: false,
-        handoff: Handoff::Polled { every: Duration::from_millis(30) },
-        shared: false,
-        semaphore: false,
-        detached: true,
-        list: true,
-        identities: true,
-        evict: true,
-        ordered_tokens: true,
-        min_ttl: Duration::from_millis(200),
-    };
+    let mut expected = Capabilities::new(Liveness::Lease);
+    expected.queue = QueueKind::Single;
+    expected.handoff = Handoff::Polled { every: Duration::from_millis(30) };
+    expected.detached = true;
+    expected.list = true;
+    expected.identities = true;
+    expected.evict = true;
+    expected.ordered_tokens = true;
+    expected.min_ttl = Duration::from_millis(200);
     // Most of it is waiting: the shares wait together.
     let mut shares = tokio::task::JoinSet::new();
     for share in 0..3 {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure::conformance::{self, Harness};
-use tenure::store::{Capabilities, Handoff, Liveness, QueueKind};
+use tenure::store::{Capabilities, Liveness, QueueKind};
 use tenure::{PgAdvisoryStore, Store};
 
 mod elections;
@@ -47,19 +47,16 @@ impl Harness for OnSessions {
     }
 }
 
-const CAPABILITIES: Capabilities = Capabilities {
-    queue: QueueKind::Fifo,
-    liveness: Liveness::Both,
-    push: true,
-    handoff: Handoff::None,
-    shared: true,
-    semaphore: false,
-    detached: false,
-    list: true,
-    identities: true,
-    evict: true,
-    ordered_tokens: true,
-    min_ttl: Duration::from_secs(1),
+const CAPABILITIES: Capabilities = {
+    let mut can = Capabilities::new(Liveness::Both);
+    can.queue = QueueKind::Fifo;
+    can.push = true;
+    can.shared = true;
+    can.list = true;
+    can.identities = true;
+    can.evict = true;
+    can.ordered_tokens = true;
+    can
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -66,17 +66,10 @@ fn a_clock_that_is_set_back_keeps_no_dead_holder() {
             let ttl = Duration::from_secs(3);
             let by = Arc::new(Identity { id: "dead".to_owned(), ..Identity::default() });
             let (fair, queue, detached) = (false, false, false);
-            let claim = Claim {
-                id: 1,
-                key: key.clone(),
-                mode,
-                ttl,
-                by,
-                queue,
-                fail_if_contended: false,
-                fair,
-                detached,
-            };
+            let mut claim = Claim::new(1, key.clone(), mode, ttl, by);
+            claim.queue = queue;
+            claim.fair = fair;
+            claim.detached = detached;
             let waiting = |client: &Client| client.lock(&key).ttl(ttl).enqueue();
             let answer = dead.claim(&claim, ttl).await.unwrap();
             let died = Instant::now();

@@ -3,11 +3,10 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests, which clippy cannot see")]
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure::conformance::{self, Harness};
-use tenure::store::{Capabilities, Handoff, Liveness, QueueKind};
+use tenure::store::{Capabilities, Liveness};
 use tenure::{PgLeaseStore, Store};
 
 mod clocks;
@@ -45,19 +44,17 @@ impl Harness for OnRows {
     }
 }
 
-const CAPABILITIES: Capabilities = Capabilities {
-    queue: QueueKind::None,
-    liveness: Liveness::Lease,
-    push: true,
-    handoff: Handoff::None,
-    shared: true,
-    semaphore: true,
-    detached: true,
-    list: true,
-    identities: true,
-    evict: true,
-    ordered_tokens: true,
-    min_ttl: Duration::from_secs(1),
+const CAPABILITIES: Capabilities = {
+    let mut can = Capabilities::new(Liveness::Lease);
+    can.push = true;
+    can.shared = true;
+    can.semaphore = true;
+    can.detached = true;
+    can.list = true;
+    can.identities = true;
+    can.evict = true;
+    can.ordered_tokens = true;
+    can
 };
 
 /// The suite's processes count in a file that is named after this one: one suite at a time.

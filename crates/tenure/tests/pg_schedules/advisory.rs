@@ -104,6 +104,7 @@ impl AdvisoryClient {
             Ok(Answer::Granted(grant)) => self.granted(&claim, grant, sent, true),
             Ok(Answer::Contended(_)) => self.say("is refused", claim.key.as_str()),
             Ok(Answer::Queued(place)) => self.wait(&claim, place).await,
+            Ok(other) => self.record.violate(format!("unknown answer {other:?}")),
             Err(error) => self.unanswered(&error),
         }
     }
@@ -115,6 +116,7 @@ impl AdvisoryClient {
                 Ok(Waited::Granted(grant)) => break grant,
                 Ok(Waited::StillQueued { .. }) => {}
                 Ok(Waited::Gone) => return self.say("lost its place", claim.key.as_str()),
+                Ok(other) => return self.record.violate(format!("unknown answer {other:?}")),
                 Err(error) => return self.unanswered(&error),
             }
         };

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::schedule::{HeldStatement, Scheduler, take};
 use crate::steps::BeatFate;
-use crate::turnstile::{ReplyVerdict, StatementVerdict};
+use crate::turnstile::{Line, ReplyVerdict, StatementVerdict};
 
 /// Time that a heartbeat gets to arrive, if nothing explains its absence: far more than a busy machine needs,
 /// and less than the patience of other clients.
@@ -16,9 +16,12 @@ impl Scheduler<'_> {
     /// Decides about the next heartbeat of a worker, once it has arrived.
     pub(crate) async fn beat(&mut self, client: usize, fate: BeatFate) {
         let begun = Instant::now();
-        // A request that is held back here can hold back a heartbeat behind it.
+        // A request that is held back here can hold back a heartbeat behind it, and a greeting those of its connection.
+        let held_back = |line: &Line| line.0 == client;
         let due = self.record.faults_of(client) == 0
             && !self.clients[client].running
+            && !self.statements.keys().any(held_back)
+            && !self.replies.keys().any(held_back)
             && self.record.referee().relies(client, self.record.now());
         let patience = if due { BEAT_PATIENCE } else { SHORT_BEAT_PATIENCE };
         let line = loop {

@@ -31,16 +31,10 @@ pub(crate) fn keys() -> impl Iterator<Item = &'static str> {
 
 pub(crate) fn claim(key: &str, mode: Mode, id: u128, client: &str) -> Claim {
     let by = Arc::new(Identity { id: client.to_owned(), ..Identity::default() });
-    Claim {
-        id,
-        key: Key::new(key).unwrap(),
-        mode,
-        ttl: TTL,
-        by,
-        queue: false,
-        fail_if_contended: false,
-        fair: false,
-        detached: false,
+    {
+        let mut claim = Claim::new(id, Key::new(key).unwrap(), mode, TTL, by);
+        claim.queue = false;
+        claim
     }
 }
 
@@ -131,15 +125,13 @@ impl LockClient {
                 self.holds.push(KeptHold { key: key.to_owned(), grant: number, hold: grant.hold });
             }
             Ok(Answer::Contended(_)) => self.say("is refused", key),
-            Ok(other @ Answer::Queued(_)) => {
+            Ok(other) => {
                 self.record.violate(format!("a store without a queue answered {other:?}"));
             }
             Err(error) => {
-                self.say("has no grant", &format!("{:?}", error.kind()));
-                match error.kind() {
-                    ErrorKind::Unknown => self.unclear = Some((claim, attempts)),
-                    ErrorKind::Unavailable => {}
-                    _ => self.record.violate(format!("client {}: {error}", self.number)),
+                self.record.judge_error(self.number, &error);
+                if error.kind() == ErrorKind::Unknown {
+                    self.unclear = Some((claim, attempts));
                 }
             }
         }

@@ -18,16 +18,16 @@ const SHORT: Duration = Duration::from_millis(30);
 const TTL: Duration = Duration::from_millis(1500);
 
 pub(crate) fn claim(id: u128, queue: bool) -> Claim {
-    Claim {
-        id,
-        key: Key::new("a b").expect("a key"),
-        mode: Mode::Exclusive,
-        ttl: TTL,
-        by: Arc::new(Identity::default()),
-        queue,
-        fail_if_contended: false,
-        fair: false,
-        detached: false,
+    {
+        let mut claim = Claim::new(
+            id,
+            Key::new("a b").expect("a key"),
+            Mode::Exclusive,
+            TTL,
+            Arc::new(Identity::default()),
+        );
+        claim.queue = queue;
+        claim
     }
 }
 
@@ -179,7 +179,8 @@ async fn a_lease_that_the_server_does_not_keep_is_refused() {
     let url = script.url();
     let (client, mut peer) = tokio::join!(Client::connect(&url), script.greeted("1", 2000));
     let store = Arc::clone(client.expect("greeted").store());
-    let long = Claim { ttl: Duration::from_secs(3), ..claim(1, true) };
+    let mut long = claim(1, true);
+    long.ttl = Duration::from_secs(3);
     let error = store.claim(&long, LIMIT).await.expect_err("too long");
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     assert!(error.to_string().contains("2s"), "{error}");
@@ -235,7 +236,8 @@ async fn a_granted_place_whose_connection_ended_is_not_abandoned() {
     let script = Script::new().await;
     for detached in [false, true] {
         let (store, mut peer) = connected(&script).await;
-        let claim = Claim { detached, ..claim(1, true) };
+        let mut claim = claim(1, true);
+        claim.detached = detached;
         let (answer, ()) = tokio::join!(store.claim(&claim, LIMIT), async {
             peer.request().await;
             peer.say("queued").await;
@@ -511,7 +513,8 @@ async fn the_end_of_one_connection_is_no_loss_on_another() {
 async fn a_wait_whose_connection_ended_has_no_clear_outcome() {
     let script = Script::new().await;
     let (store, mut peer) = connected(&script).await;
-    let waiting = Claim { detached: true, ..claim(1, true) };
+    let mut waiting = claim(1, true);
+    waiting.detached = true;
     let (answer, ()) = tokio::join!(store.claim(&waiting, LIMIT), async {
         peer.request().await;
         peer.say("queued").await;

@@ -272,9 +272,7 @@ async fn permissions(store: &NatsStore, until: ApiDeadline) -> Vec<Finding> {
                 _ => "without it, tickets of the queue (fair) pile up",
             };
             let finding = match *what {
-                "purge" => {
-                    Finding::warning("right to purge", crate::store::examine::error_chain(error))
-                }
+                "purge" => Finding::warning("right to purge", error.chain()),
                 what => Finding::error(format!("right to {what}"), error),
             };
             finding.advise(advice)

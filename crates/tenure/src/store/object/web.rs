@@ -107,11 +107,11 @@ impl Web {
             Signing::Azure(signer) => sign(signer, &mut head).await?,
         }
         let request = reqwest::Request::try_from(Request::from_parts(head, body));
-        let request =
-            request.map_err(|error| BucketError::Permanent(error_chain(&error.without_url())))?;
+        let request = request
+            .map_err(|error| BucketError::Permanent(crate::error::chain(&error.without_url())))?;
         let mut reply = self.client.execute(request).await.map_err(|error| {
             let unsent = error.is_connect() || error.is_builder();
-            let words = error_chain(&error.without_url());
+            let words = crate::error::chain(&error.without_url());
             if unsent {
                 BucketError::Unreachable(format!("cannot connect: is the store up? {words}"))
             } else {
@@ -124,7 +124,7 @@ impl Web {
         let mut body = Vec::new();
         loop {
             let chunk = reply.chunk().await.map_err(|error| {
-                let words = error_chain(&error.without_url());
+                let words = crate::error::chain(&error.without_url());
                 BucketError::Ambiguous(format!("the connection broke during the reply: {words}"))
             })?;
             let Some(chunk) = chunk else { break };
@@ -216,17 +216,6 @@ async fn sign<K: SigningCredential>(
         }
         _ => BucketError::Denied(format!("no credentials: {error}")),
     })
-}
-
-/// An error and its causes on one line.
-fn error_chain(error: &dyn StdError) -> String {
-    let mut words = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        words = format!("{words}: {cause}");
-        source = cause.source();
-    }
-    words
 }
 
 /// Client of the requests that fetch credentials.
