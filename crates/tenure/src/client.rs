@@ -9,7 +9,8 @@ use crate::election::{ElectionRequest, Leader};
 use crate::request::{LockRequest, RequestKind};
 use crate::store::examine::examine;
 use crate::store::{Finding, Handle, KeySpace, KeyState, Store};
-use crate::{Clock, Key, Result, url};
+use crate::url::{self, Schemes};
+use crate::{Clock, Key, Result};
 
 /// Client of one store: makes locks, semaphores, elections and observers of elections. Cloning is cheap.
 ///
@@ -55,7 +56,7 @@ impl Client {
     ///
     /// Safe to drop at any time.
     pub async fn connect(url: &str) -> Result<Self> {
-        Ok(Self::with_store(url::open(url).await?))
+        Ok(Self::with_store(url::open(url, &Schemes::default()).await?))
     }
 
     /// Creates a client of a store that the caller has opened.

@@ -1,5 +1,6 @@
 //! Settings of a client before it connects.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_core::acquire::RequestFailure;
@@ -7,7 +8,9 @@ use tenure_core::acquire::RequestFailure;
 use crate::client::Client;
 use crate::drive::{Either, before, race};
 use crate::outage::{OutageCallbacks, OutageMonitor, StoreOutage};
-use crate::{Clock, Error, Result, url};
+use crate::store::Store;
+use crate::url::{self, Schemes};
+use crate::{Clock, Error, Result};
 
 /// First pause between two attempts to connect. Each further pause is twice as long, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -34,6 +37,7 @@ pub struct ClientBuilder {
     /// Time to wait for the store; `None` to fail at once.
     patience: Option<Duration>,
     on_outage: OutageCallbacks,
+    schemes: Schemes,
 }
 
 impl ClientBuilder {
@@ -51,6 +55,32 @@ impl ClientBuilder {
         self
     }
 
+    /// Makes `open` the function that opens the store at a URL with this scheme. It gets the whole URL.
+    ///
+    /// For stores of other crates; `examples/custom_store.rs` is a complete one. [`connect`](Self::connect) fails with
+    /// `Invalid` if the scheme is not the scheme of a URL, or belongs to a store of tenure.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tenure::{Client, MemoryStore, Store};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+    /// let client = Client::builder()
+    ///     .scheme("scratch", async |_url: String| Ok(Arc::new(MemoryStore::new()) as Arc<dyn Store>))
+    ///     .connect("scratch:")
+    ///     .await?;
+    /// # drop(client);
+    /// # Ok(()) }
+    /// ```
+    pub fn scheme<F, Opening>(mut self, scheme: &str, open: F) -> Self
+    where
+        F: Fn(String) -> Opening + Send + Sync + 'static,
+        Opening: Future<Output = Result<Arc<dyn Store>>> + Send + 'static,
+    {
+        self.schemes.add(scheme, open);
+        self
+    }
+
     /// Connects to the store at `url`, as [`Client::connect`] does.
     ///
     /// # Errors
@@ -62,7 +92,10 @@ impl ClientBuilder {
     ///
     /// Safe to drop at any time.
     pub async fn connect(self, url: &str) -> Result<Client> {
-        let Some(limit) = self.patience else { return Box::pin(Client::connect(url)).await };
+        let Some(limit) = self.patience else {
+            // On the heap: the future of a store that connects is large.
+            return Ok(Client::with_store(Box::pin(url::open(url, &self.schemes)).await?));
+        };
         let clock = Clock::system();
         let begun = clock.now();
         // The rest of the URL may contain a password.
@@ -71,8 +104,8 @@ impl ClientBuilder {
         let mut pause = FIRST_PAUSE;
         loop {
             monitor.sent();
-            // On the heap: the future of a store that connects is large.
-            let opened = match race(Box::pin(url::open(url)), monitor.report()).await {
+            let opening = Box::pin(url::open(url, &self.schemes));
+            let opened = match race(opening, monitor.report()).await {
                 Either::First(opened) => opened,
                 Either::Second(never) => match never {},
             };

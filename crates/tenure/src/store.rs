@@ -4,8 +4,17 @@
 //! state machines of `tenure-core` decide when to claim, renew and release. The same acquire loop and the same keeper
 //! drive those machines on every store, and the same suite, `tenure::conformance`, tests every store.
 //!
-//! To add a store, implement [`Store`] and [`Hold`], and [`Place`] if the store has a queue. The new store must pass
-//! `tenure::conformance`.
+//! # A store of your own
+//!
+//! Implement [`Store`] and [`Hold`], and [`Place`] if the store has a queue. Four methods are enough:
+//! [`Store::claim`], [`Store::inspect`], [`Hold::renew`] and [`Hold::release`], beside
+//! [`Store::capabilities`], which says what the store can do. Every other method has a default, for a store that lacks
+//! the capability. The types of the contract are `#[non_exhaustive]`: make them by their constructors, then set fields.
+//! Traits of this module need [`async_trait`], which is exported here.
+//!
+//! The new store must pass `tenure::conformance` (feature `conformance`). `examples/custom_store.rs` is a complete store
+//! that does. [`ClientBuilder::scheme`](crate::ClientBuilder::scheme) opens it by a URL, and
+//! [`Client::with_store`](crate::Client::with_store) without.
 //!
 //! # Terms
 //!

@@ -1,5 +1,8 @@
 //! Opens the store that a URL names.
 
+use std::collections::BTreeMap;
+use std::fmt;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use crate::store::Store;
@@ -53,15 +56,57 @@ const SCHEME_FEATURES: &[(&str, &str)] = &[
     ("tenures", "tls"),
 ];
 
+/// Opens a store of another crate. The URL is the caller's, with its scheme.
+type OpenStore = dyn Fn(String) -> OpeningStore + Send + Sync;
+
+type OpeningStore = Pin<Box<dyn Future<Output = Result<Arc<dyn Store>>> + Send>>;
+
+/// URL schemes of stores of other crates.
+#[derive(Clone, Default)]
+pub(crate) struct Schemes(BTreeMap<String, Arc<OpenStore>>);
+
+impl Schemes {
+    pub(crate) fn add<F, Opening>(&mut self, scheme: &str, open: F)
+    where
+        F: Fn(String) -> Opening + Send + Sync + 'static,
+        Opening: Future<Output = Result<Arc<dyn Store>>> + Send + 'static,
+    {
+        let open = move |url| -> OpeningStore { Box::pin(open(url)) };
+        self.0.insert(scheme.to_owned(), Arc::new(open));
+    }
+
+    /// Refuses a scheme that no URL can have, or that tenure uses itself, with or without its cargo feature.
+    fn check(&self) -> Result<()> {
+        let is_own =
+            |scheme: &str| scheme == "memory" || SCHEME_FEATURES.iter().any(|own| own.0 == scheme);
+        for scheme in self.0.keys() {
+            let problem = match scheme.as_str() {
+                scheme if !is_scheme(scheme) => "is not the scheme of a URL",
+                scheme if is_own(scheme) => "belongs to a store of tenure",
+                _ => continue,
+            };
+            let message = format!("`{scheme}` {problem}: register the store under another name");
+            return Err(Error::new(ErrorKind::Invalid, message));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Schemes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
 /// Opens the store at `url`. An error repeats only the scheme of the URL: the rest may contain a password.
-#[cfg_attr(
-    not(any(feature = "nats", feature = "server")),
-    expect(clippy::unused_async, reason = "stores behind a network connect here")
-)]
-pub(crate) async fn open(url: &str) -> Result<Arc<dyn Store>> {
+pub(crate) async fn open(url: &str, schemes: &Schemes) -> Result<Arc<dyn Store>> {
+    schemes.check()?;
     let Some((scheme, rest)) = url.split_once(':') else {
-        return Err(invalid("the URL of the store has no scheme"));
+        return Err(invalid("the URL of the store has no scheme", schemes));
     };
+    if let Some(open) = schemes.0.get(scheme) {
+        return open(url.to_owned()).await;
+    }
     match scheme {
         #[cfg(all(unix, feature = "file"))]
         "file" => Ok(Arc::new(FileStore::parse(rest)?)),
@@ -78,22 +123,28 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn Store>> {
         "tenure" => Ok(Arc::new(LockServerStore::open(false, rest).await?)),
         #[cfg(feature = "tls")]
         "tenures" => Ok(Arc::new(LockServerStore::open(true, rest).await?)),
-        _ if is_scheme(scheme) => Err(unknown_scheme(scheme)),
-        _ => Err(invalid("the URL of the store does not begin with a scheme")),
+        _ if is_scheme(scheme) => Err(unknown_scheme(scheme, schemes)),
+        _ => Err(invalid("the URL of the store does not begin with a scheme", schemes)),
     }
 }
 
-fn invalid(what: &str) -> Error {
-    Error::new(ErrorKind::Invalid, format!("{what}; supported: {}", SUPPORTED_URLS.join(", ")))
+fn invalid(what: &str, schemes: &Schemes) -> Error {
+    let own = SUPPORTED_URLS.iter().map(|url| (*url).to_owned());
+    let added = schemes.0.keys().map(|scheme| format!("{scheme}:…"));
+    let supported: Vec<String> = own.chain(added).collect();
+    Error::new(ErrorKind::Invalid, format!("{what}; supported: {}", supported.join(", ")))
 }
 
 /// Returns the error for a scheme that this build does not support: names the missing cargo feature, if there is one.
-fn unknown_scheme(scheme: &str) -> Error {
+fn unknown_scheme(scheme: &str, schemes: &Schemes) -> Error {
     match SCHEME_FEATURES.iter().find(|(known, _)| *known == scheme) {
-        Some((_, feature)) => invalid(&format!(
-            "this build does not support the store `{scheme}`: enable the cargo feature `{feature}`"
-        )),
-        None => invalid(&format!("unknown store `{scheme}`")),
+        Some((_, feature)) => {
+            let what = format!(
+                "this build does not support the store `{scheme}`: enable the cargo feature `{feature}`"
+            );
+            invalid(&what, schemes)
+        }
+        None => invalid(&format!("unknown store `{scheme}`"), schemes),
     }
 }
 
@@ -118,19 +169,47 @@ mod tests {
             ("hunter2 hunter2:", "does not begin with a scheme"),
             ("memory:a/b\n", "U+000A"),
         ] {
-            let error = open(url).await.unwrap_err();
+            let error = open(url, &Schemes::default()).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid, "{url:?}");
             let message = error.to_string();
             assert!(message.contains(part), "{url:?}: {message}");
             assert!(!message.contains("hunter2"), "{url:?}: {message}");
         }
-        let message = open("x:").await.unwrap_err().to_string();
+        let message = open("x:", &Schemes::default()).await.unwrap_err().to_string();
         assert!(message.contains("memory:[NAME]"), "{message}");
     }
 
     #[test]
     fn missing_cargo_feature_is_named() {
-        let message = unknown_scheme("tenures").to_string();
+        let message = unknown_scheme("tenures", &Schemes::default()).to_string();
         assert!(message.contains("cargo feature `tls`"), "{message}");
+    }
+
+    #[tokio::test]
+    async fn a_scheme_of_another_crate_opens_its_store() {
+        let mut schemes = Schemes::default();
+        schemes.add("pigeon+post", async |url: String| {
+            assert_eq!(url, "pigeon+post://coop/?ring=7");
+            Ok(Arc::new(MemoryStore::new()) as Arc<dyn Store>)
+        });
+        assert!(open("pigeon+post://coop/?ring=7", &schemes).await.is_ok());
+        let message = open("owl://tower/", &schemes).await.unwrap_err().to_string();
+        assert!(message.ends_with("pigeon+post:…"), "{message}");
+    }
+
+    #[tokio::test]
+    async fn a_scheme_of_tenure_or_without_form_is_not_registered() {
+        for (scheme, part) in [
+            ("postgres", "belongs to a store of tenure"),
+            ("memory", "belongs to a store of tenure"),
+            ("pigeon:", "is not the scheme of a URL"),
+            ("", "is not the scheme of a URL"),
+        ] {
+            let mut schemes = Schemes::default();
+            schemes.add(scheme, async |_| Ok(Arc::new(MemoryStore::new()) as Arc<dyn Store>));
+            let error = open("memory:", &schemes).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{scheme}");
+            assert!(error.to_string().contains(part), "{error}");
+        }
     }
 }

@@ -50,6 +50,14 @@ fn a_database_refuses_a_stale_token() {
     assert!(said.contains("saves: false; the current holder: true"), "{said}");
 }
 
+#[cfg(feature = "conformance")]
+#[test]
+fn a_store_of_another_crate_passes_the_suite() {
+    let said = run("custom_store", &[]);
+    assert!(said.contains("cases of the suite passed"), "{said}");
+    assert!(said.contains("held under token"), "{said}");
+}
+
 #[cfg(feature = "jobs")]
 #[test]
 fn jobs_are_done_though_one_fails_at_first() {
