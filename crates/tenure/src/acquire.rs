@@ -16,9 +16,7 @@ use tracing::Instrument as _;
 use crate::drive::{Drive, Either, race};
 use crate::guard::{Guard, HoldCallbacks, HoldContext, Keep};
 use crate::outage::OutageMonitor;
-use crate::store::{
-    self, Claim, Contended, Grant, Identity, Place, QueueKind, Store, Version, Waited,
-};
+use crate::store::{self, Claim, Contended, Grant, Identity, Place, Store, Version, Waited};
 use crate::telemetry::{self, Labels};
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -382,8 +380,7 @@ impl AcquireDriver {
             (AcquireAnswer::Contended, _) => {
                 let note = self.found.busy.as_ref().and_then(|busy| busy.note.as_ref());
                 let held = note.map_or_else(|| held.clone(), |note| format!("{held}: {note}"));
-                let single = self.store.capabilities().queue == QueueKind::Single;
-                Error::new(if single { ErrorKind::Contention } else { ErrorKind::Held }, held)
+                Error::new(ErrorKind::Held, held)
             }
             (AcquireAnswer::Failed, Some(error)) => error,
             (AcquireAnswer::Unknown { until }, error) => {

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use crate::election::{ElectionRequest, Leader};
 use crate::request::{LockRequest, RequestKind};
 use crate::store::examine::examine;
-use crate::store::{Finding, Handle, KeySpace, KeyState, Store};
+use crate::store::{Finding, Handle, Store};
 use crate::url::{self, Schemes};
 use crate::{Clock, Key, Result};
 
@@ -96,7 +96,7 @@ impl Client {
     /// # Ok(()) }
     /// ```
     pub fn semaphore(&self, key: impl AsRef<str>, slots: u32) -> LockRequest {
-        self.request(key.as_ref(), RequestKind::Semaphore { slots })
+        self.request(key.as_ref(), RequestKind::Semaphore { slots, shared: false })
     }
 
     /// Starts a request to take part in an election: one participant leads at a time.
@@ -113,19 +113,6 @@ impl Client {
     /// `Invalid` if the key is invalid.
     pub fn leader(&self, key: impl AsRef<str>) -> Result<Leader> {
         Leader::new(Arc::clone(&self.store), self.clock.clone(), Key::new(key.as_ref()))
-    }
-
-    /// Returns the holders of a lock and its waiters.
-    ///
-    /// # Errors
-    ///
-    /// `Invalid` if the key is invalid; otherwise the error of the store.
-    ///
-    /// # Cancel safety
-    ///
-    /// Safe to drop at any time.
-    pub async fn inspect(&self, key: impl AsRef<str>) -> Result<KeyState> {
-        self.store.inspect(&Key::new(key.as_ref())?, KeySpace::Lock).await
     }
 
     /// Diagnoses the store: tests if it can be reached, describes its guarantees, and suggests improvements. Takes at

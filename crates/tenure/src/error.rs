@@ -31,9 +31,7 @@ struct ErrorInner {
 pub enum ErrorKind {
     /// The timeout passed while another holder had the lock. Nothing is held.
     Timeout,
-    /// Another holder has the lock, and the caller did not want to wait. Nothing is held. On a store with one place in
-    /// its queue the kind is [`Contention`](Self::Contention) instead: [`is_held_by_another`](Self::is_held_by_another)
-    /// covers both.
+    /// Another holder has the lock, and the caller did not want to wait. Nothing is held.
     Held,
     /// The caller does not have the hold that it tried to renew or release, or no longer has it.
     NotHeld,
@@ -63,8 +61,8 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// True if an attempt to acquire failed because another holder has the lock: [`Held`](Self::Held), or
-    /// [`Contention`](Self::Contention) on a store with one place in its queue.
+    /// True if an attempt to acquire failed because another holder has the lock ([`Held`](Self::Held)), or because
+    /// another waiter has the only place in its queue ([`Contention`](Self::Contention)).
     pub fn is_held_by_another(self) -> bool {
         matches!(self, Self::Held | Self::Contention)
     }

@@ -81,6 +81,7 @@ mod acquire;
 pub mod blocking;
 mod client;
 mod client_builder;
+mod client_operations;
 mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -92,6 +93,7 @@ mod guard;
 mod identity;
 #[cfg(feature = "jobs")]
 pub mod jobs;
+mod lock_all;
 pub mod once;
 mod outage;
 mod pending;
@@ -102,6 +104,7 @@ pub mod simulation;
 pub mod store;
 mod telemetry;
 mod url;
+mod watch;
 
 /// Metrics, recorded with the facade [`metrics`](https://docs.rs/metrics). docs/operate.md lists their names.
 #[cfg(feature = "metrics")]
@@ -115,6 +118,7 @@ pub use clock::{Clock, ManualClock, Sleep};
 pub use election::{Election, ElectionRequest, Leader, Leadership};
 pub use error::{Error, ErrorKind, Result};
 pub use guard::{Guard, Lost};
+pub use lock_all::{LockAllRequest, LockGuards};
 pub use outage::StoreOutage;
 pub use pending::Pending;
 pub use request::LockRequest;
@@ -134,3 +138,4 @@ pub use store::server::LockServerStore;
 pub use store::{Handle, Store};
 pub use tenure_core::keeper::Loss;
 pub use tenure_core::{FencingToken, Key, KeyError, Time, retry};
+pub use watch::KeyWatch;

@@ -78,7 +78,7 @@ pub struct LockRequest {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RequestKind {
     Lock { shared: bool },
-    Semaphore { slots: u32 },
+    Semaphore { slots: u32, shared: bool },
 }
 
 /// Default ttl of a hold.
@@ -143,10 +143,10 @@ impl LockRequest {
     }
 
     /// Requests a shared hold. Several shared holders (readers) can hold the lock together; an exclusive holder (a
-    /// writer) holds it alone.
+    /// writer) holds it alone. `Invalid` for a semaphore: each of its slots has one holder.
     pub fn shared(mut self) -> Self {
-        if let RequestKind::Lock { shared } = &mut self.kind {
-            *shared = true;
+        match &mut self.kind {
+            RequestKind::Lock { shared } | RequestKind::Semaphore { shared, .. } => *shared = true,
         }
         self
     }
@@ -297,8 +297,7 @@ impl LockRequest {
     ///
     /// # Errors
     ///
-    /// `Held` if another holder has the lock, or `Contention` on a store with one place in its queue:
-    /// [`ErrorKind::is_held_by_another`] covers both. Otherwise as [`acquire`](Self::acquire).
+    /// `Held` if another holder has the lock. Otherwise as [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
     ///
@@ -375,7 +374,12 @@ impl LockRequest {
         let invalid = |message: String| at(Error::new(ErrorKind::Invalid, message));
         let can = store.capabilities();
         let mode = match self.kind {
-            RequestKind::Semaphore { slots: 0 } => {
+            RequestKind::Semaphore { shared: true, .. } => {
+                let message =
+                    "a slot of a semaphore has one holder: leave out `shared`, or use a lock";
+                return Err(invalid(message.into()));
+            }
+            RequestKind::Semaphore { slots: 0, .. } => {
                 return Err(invalid(
                     "a semaphore with 0 slots can never be held: use at least 1".into(),
                 ));
@@ -383,7 +387,7 @@ impl LockRequest {
             RequestKind::Semaphore { .. } if !can.semaphore => {
                 return Err(unsupported(&*store, "provide semaphores").on(&key));
             }
-            RequestKind::Semaphore { slots } => Mode::Slot { limit: slots },
+            RequestKind::Semaphore { slots, .. } => Mode::Slot { limit: slots },
             RequestKind::Lock { shared: true } if !can.shared => {
                 return Err(unsupported(&*store, "share a lock").on(&key));
             }

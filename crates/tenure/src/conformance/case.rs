@@ -9,10 +9,8 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 
 use super::faults::Faults;
-use crate::store::{
-    Capabilities, Claim, Identity, KeySpace, KeyState, Liveness, Mode, QueueKind, Store,
-};
-use crate::{Client, Clock, ErrorKind, FencingToken, Guard, Key, LockRequest};
+use crate::store::{Capabilities, Claim, Identity, KeySpace, KeyState, Liveness, Mode, Store};
+use crate::{Client, Clock, FencingToken, Guard, Key, LockRequest};
 
 /// Access of the suite to a store.
 #[async_trait]
@@ -122,11 +120,6 @@ impl Fixture {
 
     pub(super) fn can(&self) -> Capabilities {
         self.two.store().capabilities()
-    }
-
-    /// Error kind of a try on a held lock.
-    pub(super) fn held_error_kind(&self) -> ErrorKind {
-        if self.can().queue == QueueKind::Single { ErrorKind::Contention } else { ErrorKind::Held }
     }
 
     /// The key of this case. It is unique per process, because the suite may run twice on one store.

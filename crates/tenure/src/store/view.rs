@@ -28,6 +28,11 @@ impl KeyState {
     pub fn free(key: Key, space: KeySpace, version: Version) -> Self {
         Self { key, space, holders: Vec::new(), waiters: Vec::new(), version }
     }
+
+    /// True if the key has holders or waiters.
+    pub fn is_in_use(&self) -> bool {
+        !self.holders.is_empty() || !self.waiters.is_empty()
+    }
 }
 
 /// Holder of a key, as shown by [`Store::inspect`](super::Store::inspect).

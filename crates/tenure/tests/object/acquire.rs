@@ -27,7 +27,7 @@ async fn a_try_is_contention_at_once_whether_the_lock_or_the_place_is_taken() {
         let asked = Instant::now();
         let error = lock(&two).try_acquire().await.expect_err("held");
         assert!(asked.elapsed() < Duration::from_millis(300), "{:?}", asked.elapsed());
-        assert_eq!(error.kind(), ErrorKind::Contention, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Held, "{error}");
         assert!(error.kind().is_held_by_another() && error.to_string().contains("the-first"));
         assert!(lock(&two).try_run(async |_| ()).await.expect("no failure").is_none());
         until("a bell", || rings(&fake).is_some()).await;
@@ -35,7 +35,7 @@ async fn a_try_is_contention_at_once_whether_the_lock_or_the_place_is_taken() {
     // Released, and the waiter's alone.
     fake.put(NAME, json!({"ownerId": "py", "expiresAt": 0, "waitingOwnerId": "x", "waiterExpiresAt": fake.now() + 9.0}).to_string());
     let error = lock(&two).try_acquire().await.expect_err("awaited");
-    assert_eq!(error.kind(), ErrorKind::Contention, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Held, "{error}");
     drop((guard, waiting));
 }
 
@@ -78,7 +78,7 @@ async fn fail_if_contended_gets_the_only_place_or_fails() {
     until("a bell", || rings(&fake).is_some()).await;
     let asked = Instant::now();
     let error = lock(&three).fail_if_contended().acquire().await.expect_err("awaited");
-    assert_eq!(error.kind(), ErrorKind::Contention, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Held, "{error}");
     assert!(error.to_string().contains("another waits"), "{error}");
     assert!(asked.elapsed() < Duration::from_millis(300), "{:?}", asked.elapsed());
     guard.release().await.expect("ours");
@@ -93,7 +93,7 @@ async fn fail_if_contended_gets_the_only_place_or_fails() {
     let other = json!({"waiterId": "other", "leaseMs": 1_000, "lifeMs": 60_000});
     fake.put(BELL, other.to_string());
     let error = waiting.await.expect("no panic").expect_err("displaced");
-    assert_eq!(error.kind(), ErrorKind::Contention, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Held, "{error}");
     assert_eq!(rings(&fake).as_deref(), Some("other"), "its place is left alone");
     drop(guard);
 }

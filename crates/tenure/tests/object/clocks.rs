@@ -30,7 +30,7 @@ async fn a_date_that_differs_from_last_modified_makes_no_second_holder() {
             if skew < 30 {
                 let tried = lock(&two).try_acquire().await;
                 let error = tried.map(|_| ()).expect_err("a second holder, by one try");
-                assert_eq!(error.kind(), ErrorKind::Contention, "{skew}: {error}");
+                assert_eq!(error.kind(), ErrorKind::Held, "{skew}: {error}");
             }
             let waited = lock(&two).timeout(LEASE * 3).acquire().await;
             let error = waited.map(|_| ()).expect_err("a second holder, by waiting");
@@ -107,7 +107,7 @@ async fn one_try_takes_over_what_is_older_than_three_leases_and_half_a_minute() 
         match lock(&one).try_acquire().await {
             Ok(guard) => assert!(granted && guard.is_held(), "granted after {age} s"),
             Err(error) => {
-                assert!(!granted && error.kind() == ErrorKind::Contention, "{age}: {error}");
+                assert!(!granted && error.kind() == ErrorKind::Held, "{age}: {error}");
                 assert!(error.to_string().contains("try again in"), "it does not say why: {error}");
                 let shown = one.store().inspect(&"k".parse().expect("a key"), KeySpace::Lock).await;
                 let holder = &shown.expect("shown").holders[0];
@@ -129,7 +129,7 @@ async fn tries_of_one_client_add_up_to_an_observation() {
     let one = client(&fake).await;
     let began = Instant::now();
     while let Err(error) = lock(&one).try_acquire().await {
-        assert_eq!(error.kind(), ErrorKind::Contention, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Held, "{error}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let took = began.elapsed();

@@ -43,7 +43,7 @@ async fn a_clock_of_the_store_that_is_far_from_ours_changes_nothing() {
         let (one, two) = (client(&fake).await, client(&fake).await);
         let guard = held(&one).await;
         let refused = lock(&two).try_acquire().await.expect_err("held");
-        assert_eq!(refused.kind(), ErrorKind::Contention);
+        assert_eq!(refused.kind(), ErrorKind::Held);
         let expires = fake.object("p/k").expect("there")["expiresAt"].as_f64().expect("a number");
         let left = expires - fake.now();
         assert!((0.0..=1.3).contains(&left), "the end is told in the store's time: {left}");
@@ -92,7 +92,7 @@ async fn a_waiter_that_registers_during_a_release_is_next() {
     let record = fake.object("p/k").expect("a released record stays");
     assert_eq!((&record["expiresAt"], &record["waitingOwnerId"]), (&json!(0.0), &json!("py")));
     let error = lock(&one).try_acquire().await.expect_err("the waiter's alone");
-    assert_eq!(error.kind(), ErrorKind::Contention);
+    assert_eq!(error.kind(), ErrorKind::Held);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

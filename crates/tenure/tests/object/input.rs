@@ -149,7 +149,7 @@ async fn a_server_that_says_less_with_the_content_is_asked_for_the_rest() {
     let (one, two) = (client(&fake).await, client(&fake).await);
     let guard = lock(&one).acquire().await.expect("free");
     let held = lock(&two).try_acquire().await.expect_err("held");
-    assert_eq!(held.kind(), ErrorKind::Contention, "{held}");
+    assert_eq!(held.kind(), ErrorKind::Held, "{held}");
     let pending = lock(&two).enqueue().await.expect("queued");
     guard.handoff_requested().await;
     guard.release().await.expect("ours");

@@ -74,10 +74,7 @@ async fn a_plain_owner_is_waited_for_and_hands_over() {
     assert!(py.try_acquire());
     let one = client(&fake).await;
     let refused = lock(&one).try_acquire().await.expect_err("held");
-    assert!(
-        refused.kind() == ErrorKind::Contention && refused.to_string().contains("py"),
-        "{refused}"
-    );
+    assert!(refused.kind() == ErrorKind::Held && refused.to_string().contains("py"), "{refused}");
 
     let waiting = tokio::spawn(lock(&one).acquire());
     until("our mark in its record", || py.waiter().is_some()).await;
@@ -115,7 +112,7 @@ async fn a_plain_waiter_is_heard_and_is_next() {
     guard.release().await.expect("ours");
     // No other client gets the lock before the waiter.
     let refused = lock(&one).try_acquire().await.expect_err("the waiter's alone");
-    assert_eq!(refused.kind(), ErrorKind::Contention);
+    assert_eq!(refused.kind(), ErrorKind::Held);
     assert!(py.try_acquire() && py.owns());
     py.release();
     let again = lock(&one).acquire().await.expect("free");

@@ -34,7 +34,7 @@ async fn racer() {
                 println!("won {race} {}", guard.fencing_token());
                 kept.push(guard);
             }
-            Err(error) => assert_eq!(error.kind(), ErrorKind::Contention, "{error}"),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Held, "{error}"),
         }
     }
     // Ended without a release: the locks stay held until the parent has counted.

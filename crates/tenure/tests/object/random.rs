@@ -31,7 +31,7 @@ async fn course(client: Client, watch: Arc<Watch>, seed: u64) {
             Ok(guard) => guard,
             Err(error) => {
                 let expected = [
-                    ErrorKind::Contention,
+                    ErrorKind::Held,
                     ErrorKind::Timeout,
                     ErrorKind::Unknown,
                     ErrorKind::Unavailable,
