@@ -78,7 +78,7 @@ async fn fail_if_contended_gets_the_only_place_or_fails() {
     until("a bell", || rings(&fake).is_some()).await;
     let asked = Instant::now();
     let error = lock(&three).fail_if_contended().acquire().await.expect_err("awaited");
-    assert_eq!(error.kind(), ErrorKind::Held, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Contention, "{error}");
     assert!(error.to_string().contains("another waits"), "{error}");
     assert!(asked.elapsed() < Duration::from_millis(300), "{:?}", asked.elapsed());
     guard.release().await.expect("ours");
@@ -93,7 +93,7 @@ async fn fail_if_contended_gets_the_only_place_or_fails() {
     let other = json!({"waiterId": "other", "leaseMs": 1_000, "lifeMs": 60_000});
     fake.put(BELL, other.to_string());
     let error = waiting.await.expect("no panic").expect_err("displaced");
-    assert_eq!(error.kind(), ErrorKind::Held, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Contention, "{error}");
     assert_eq!(rings(&fake).as_deref(), Some("other"), "its place is left alone");
     drop(guard);
 }

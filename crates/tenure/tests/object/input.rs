@@ -76,7 +76,7 @@ async fn the_smallest_ttl_is_ten_seconds_where_time_is_told_in_whole_ones() {
 
 async fn examined(fake: &Fake) -> Vec<tenure::store::Finding> {
     let one = client(fake).await;
-    one.store().examine(Duration::from_secs(10)).await
+    one.examine(Duration::from_secs(10)).await
 }
 
 fn verdict(findings: &[tenure::store::Finding], what: &str) -> FindingLevel {
