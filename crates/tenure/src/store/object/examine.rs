@@ -5,10 +5,9 @@ use std::time::{Duration, SystemTime};
 use tenure_core::object::takeover::{CLOCKS_AGREE_WITHIN, WriteStamp};
 
 use super::bucket::{BucketDeadline, BucketError, ReadResult, SwapResult};
+use super::clean;
 use super::inner::{ObjectInner, nonce};
-use super::{BucketStore, clean};
 use crate::store::Finding;
-use crate::store::examine::basics;
 
 /// Number of simultaneous attempts to create the same object.
 const RACERS: u8 = 4;
@@ -17,16 +16,9 @@ const REWRITE_PAUSE: Duration = Duration::from_millis(1_100);
 /// Clock difference from which credentials may fail.
 const MAX_CLOCK_SKEW: Duration = Duration::from_secs(300);
 
-pub(super) async fn examine(
-    store: &BucketStore,
-    inner: &ObjectInner,
-    limit: Duration,
-) -> Vec<Finding> {
-    let mut findings = basics(store, limit).await;
-    if findings.iter().any(Finding::is_unreachable) {
-        return findings;
-    }
-    let until = inner.until(limit);
+/// Findings about a bucket that answers.
+pub(super) async fn findings(inner: &ObjectInner, until: BucketDeadline) -> Vec<Finding> {
+    let mut findings = Vec::new();
     let name = match nonce() {
         Ok(nonce) => format!("{}tenure-doctor-{nonce}", inner.options.prefix),
         Err(error) => {
