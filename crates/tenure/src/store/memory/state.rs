@@ -162,10 +162,10 @@ impl MemoryState {
             owners: 0,
             wake: Arc::new(Notify::new()),
         };
-        let owned = entry.own(owner);
+        let entered = entry.own(owner);
         self.entries.insert(owner, entry);
         self.claims.insert(claim.id, owner);
-        Ok(MemoryAnswer::Entered(owned))
+        Ok(MemoryAnswer::Entered(entered))
     }
 
     /// Answer to a repeated claim: its place or its hold, if it still has one.
