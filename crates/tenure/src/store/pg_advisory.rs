@@ -54,7 +54,7 @@ use async_trait::async_trait;
 use tenure_core::{FencingToken, Key};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use self::claim::KnownClaims;
+use self::claim::AdvisoryClaims;
 use self::pair::Pair;
 use self::shared::AdvisoryShared;
 use super::pg::dial::ConnectFn;
@@ -90,7 +90,7 @@ const MAX_LISTED_KEYS: usize = 500;
 #[derive(Clone)]
 pub struct PgAdvisoryStore {
     shared: Arc<AdvisoryShared>,
-    claims: Arc<KnownClaims>,
+    claims: Arc<AdvisoryClaims>,
 }
 
 impl PgAdvisoryStore {

@@ -33,7 +33,7 @@ const LOCK_NOT_AVAILABLE: &str = "55P03";
 /// releases the lock or leaves the queue.
 pub(super) struct ClaimState {
     shared: Arc<AdvisoryShared>,
-    known: Arc<KnownClaims>,
+    known: Arc<AdvisoryClaims>,
     id: u128,
     pub(super) key: Key,
     spec: LockSpec,
@@ -115,7 +115,7 @@ impl Drop for Blocked {
 impl ClaimState {
     pub(super) fn new(
         shared: &Arc<AdvisoryShared>,
-        known: &Arc<KnownClaims>,
+        known: &Arc<AdvisoryClaims>,
         claim: &Claim,
     ) -> Result<Arc<Self>> {
         let shared_lock = match claim.mode {
@@ -374,9 +374,9 @@ impl fmt::Debug for ClaimState {
 
 /// Claims of a store that were sent. A claim that is sent again continues with its state.
 #[derive(Debug, Default)]
-pub(super) struct KnownClaims(sync::Mutex<HashMap<u128, Weak<ClaimState>>>);
+pub(super) struct AdvisoryClaims(sync::Mutex<HashMap<u128, Weak<ClaimState>>>);
 
-impl KnownClaims {
+impl AdvisoryClaims {
     /// State of a claim that was sent before.
     pub(super) fn claim_by_id(&self, id: u128) -> Option<Arc<ClaimState>> {
         self.lock().get(&id).and_then(Weak::upgrade)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tenure_core::{Key, Time};
 
-use super::claim::{AdvisoryAnswer, ClaimState, KnownClaims};
+use super::claim::{AdvisoryAnswer, AdvisoryClaims, ClaimState};
 use super::hold::grant;
 use super::inspect;
 use super::place::AdvisoryPlace;
@@ -20,7 +20,7 @@ const MAX_TTL: Duration = Duration::from_millis(i32::MAX as u64);
 /// Sends a claim, or continues one that was sent before.
 pub(super) async fn claim(
     shared: &Arc<AdvisoryShared>,
-    known: &Arc<KnownClaims>,
+    known: &Arc<AdvisoryClaims>,
     claim: &Claim,
     by: Time,
 ) -> Result<Answer> {

@@ -21,7 +21,7 @@ pub(super) type ServerConnection = Connection<ClaimState>;
 /// State of a claim. When the last reference is dropped, the claim leaves the queue or releases its hold, as if its
 /// process had died.
 pub(super) struct ClaimState {
-    known: Arc<KnownClaims>,
+    known: Arc<ServerClaims>,
     connection: Arc<ServerConnection>,
     protocol: Protocol,
     pub(super) id: u128,
@@ -29,7 +29,7 @@ pub(super) struct ClaimState {
     pub(super) space: KeySpace,
     /// The hold outlives its connection.
     pub(super) detached: bool,
-    /// Where the connection is kept afterwards, if the claim waits, or has waited, on a connection of its own, as the
+    /// Pool that keeps the connection afterwards, if the claim waits, or has waited, on a connection of its own, as the
     /// plain protocol requires.
     pool: Option<Arc<FreeConnections<Self>>>,
     /// Token number of its grant.
@@ -71,7 +71,7 @@ pub(super) enum ClaimStage {
 impl ClaimState {
     /// Returns the state of a claim that is about to be sent. `pool` is given if the claim has the connection for itself.
     pub(super) fn new(
-        known: &Arc<KnownClaims>,
+        known: &Arc<ServerClaims>,
         connection: Arc<ServerConnection>,
         protocol: Protocol,
         claim: &Claim,
@@ -256,7 +256,7 @@ impl crate::store::KeepOpen for ClaimState {
 
 /// Live claims of a store. A claim that is sent again continues here, and pushed messages find their claim here.
 #[derive(Default)]
-pub(super) struct KnownClaims(Mutex<ClaimRegistry>);
+pub(super) struct ServerClaims(Mutex<ClaimRegistry>);
 
 /// Live claims, by claim id and by token number.
 #[derive(Default)]
@@ -265,7 +265,7 @@ struct ClaimRegistry {
     by_number: HashMap<u64, u128>,
 }
 
-impl KnownClaims {
+impl ServerClaims {
     fn register(&self, state: &Arc<ClaimState>) {
         self.lock().by_id.insert(state.id, Arc::downgrade(state));
     }

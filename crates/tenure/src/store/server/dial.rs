@@ -12,7 +12,7 @@ use tenure_core::Time;
 use tenure_core::wire::{ExtensionRequest, MAX_LINE, Request};
 use tokio::net::TcpStream;
 
-use super::claim::{KnownClaims, ServerConnection};
+use super::claim::{ServerClaims, ServerConnection};
 use super::errors::{unavailable, unexpected_reply, unreadable_reply};
 use super::options::{Address, Options};
 use super::task::{self, ByteStream};
@@ -30,7 +30,7 @@ pub(super) struct Dialer {
     options: Options,
     clock: Clock,
     /// Claims that pushed messages on the connections are for.
-    claims: Arc<KnownClaims>,
+    claims: Arc<ServerClaims>,
     /// Makes the streams, if the store was opened with connections of its user.
     connect: Option<StreamFn>,
     #[cfg(feature = "tls")]
@@ -104,7 +104,7 @@ impl Dialer {
     pub(super) fn new(
         options: Options,
         clock: Clock,
-        claims: Arc<KnownClaims>,
+        claims: Arc<ServerClaims>,
         connect: Option<StreamFn>,
     ) -> Result<Self> {
         let tls = options.tls.then(|| super::tls::connector(&options)).transpose()?;
@@ -116,7 +116,7 @@ impl Dialer {
     pub(super) fn new(
         options: Options,
         clock: Clock,
-        claims: Arc<KnownClaims>,
+        claims: Arc<ServerClaims>,
         connect: Option<StreamFn>,
     ) -> Result<Self> {
         Ok(Self { options, clock, claims, connect })

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tenure_core::Time;
 
-use super::claim::{ClaimState, KnownClaims, ServerConnection};
+use super::claim::{ClaimState, ServerClaims, ServerConnection};
 use super::dial::{Dialer, Greeting, StreamFn};
 use super::errors::unavailable;
 use super::options::Options;
@@ -29,7 +29,7 @@ pub(super) struct ServerShared {
     current: tokio::sync::Mutex<Option<Arc<ServerConnection>>>,
     /// Free connections of the plain protocol.
     pub(super) pool: Arc<FreeConnections<ClaimState>>,
-    pub(super) claims: Arc<KnownClaims>,
+    pub(super) claims: Arc<ServerClaims>,
     closed: AtomicBool,
 }
 
@@ -40,7 +40,7 @@ impl ServerShared {
         clock: Clock,
         connect: Option<StreamFn>,
     ) -> Result<Self> {
-        let claims = Arc::<KnownClaims>::default();
+        let claims = Arc::<ServerClaims>::default();
         let dialer = Dialer::new(options, clock.clone(), Arc::clone(&claims), connect)?;
         let until = clock.now() + REQUEST_TIMEOUT;
         let (first, greeting) = dialer.dial(until).await?;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tenure_core::wire::{ClaimId, Push};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
 
-use super::claim::{ClaimState, KnownClaims, ServerConnection};
+use super::claim::{ClaimState, ServerClaims, ServerConnection};
 use super::connection::{Connection, ConnectionEnd, ConnectionInner, ReplyTarget};
 use super::wire::OwnedReply;
 use crate::Clock;
@@ -26,7 +26,7 @@ pub(super) fn start(
     stream: impl ByteStream + 'static,
     #[cfg(unix)] keep_open_fd: Option<OwnedFd>,
     clock: &Clock,
-    claims: &Arc<KnownClaims>,
+    claims: &Arc<ServerClaims>,
 ) -> Arc<ServerConnection> {
     let connection = Connection::new(
         #[cfg(unix)]
@@ -41,7 +41,7 @@ pub(super) fn start(
 
 struct ConnectionTask {
     connection: Arc<ConnectionInner<ClaimState>>,
-    claims: Arc<KnownClaims>,
+    claims: Arc<ServerClaims>,
 }
 
 impl ConnectionTask {
