@@ -85,7 +85,7 @@ impl AcquireTask {
         let (key, released) = (claim.key, AtomicBool::new(false));
         let scene =
             HoldContext { store, key, token, grants, lease, clock, callbacks, pid, released };
-        let (guard, keep) = Keep::new(scene, granted, hold, labels);
+        let (guard, keep) = Guard::new(scene, granted, hold, labels);
         // If the caller has gone away, the guard is dropped here, and the keeper releases the hold.
         caller.give(Ok(guard));
         Some(keep)

@@ -142,6 +142,12 @@ impl Error {
         Self::new(ErrorKind::Unavailable, message).because(error)
     }
 
+    /// Error of a task that ended without a reply.
+    pub(crate) fn task_ended(key: &Key) -> Self {
+        let message = "the task of the lock has ended: its runtime was shut down, or it panicked";
+        Self::new(ErrorKind::Shutdown, message).on(key)
+    }
+
     /// Classifies the failure of a request for the state machine that issued it.
     pub(crate) fn failure(&self) -> RequestFailure {
         match self.kind() {

@@ -1,27 +1,27 @@
-//! The guard that a caller owns, and its channels to the keeper task that renews the hold.
+//! The guard that a caller owns. Its keeper task renews the hold; its view reads what the keeper publishes.
 
 mod keep;
+mod view;
 
 use std::fmt;
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tenure_core::election::Term;
-use tenure_core::keeper::Loss;
-use tenure_core::lease::Lease;
-use tenure_core::{FencingToken, Key, Time};
-use tokio::sync::{oneshot, watch};
+use tenure_core::keeper::{Granted, Loss};
+use tenure_core::{FencingToken, Key};
+use tokio::sync::oneshot;
 
-pub(crate) use keep::Keep;
-
-use crate::drive::{Either, before, race};
-use crate::request::shut_down_error;
-#[cfg(unix)]
-use crate::store::KeepOpen;
-use crate::store::{Handle, ReleaseInline, Store};
-use crate::{Clock, Error, ErrorKind, Result};
+pub(crate) use self::keep::Keep;
+use self::keep::KeeperRequest;
+pub use self::view::Lost;
+use self::view::{FORKED_COPY_MESSAGE, KeeperState};
+pub(crate) use self::view::{HoldCallbacks, HoldContext, View};
+use crate::drive::{Either, race};
+use crate::store::{Handle, Hold, ReleaseInline};
+use crate::telemetry::Labels;
+use crate::{Error, ErrorKind, Result};
 
 /// Held lock. Dropping it releases the lock in the background.
 ///
@@ -48,6 +48,18 @@ pub struct Guard {
 }
 
 impl Guard {
+    /// Returns the guard of a hold that was just granted, and the keeper of the hold, which the caller runs.
+    pub(crate) fn new(
+        context: HoldContext,
+        granted: Granted,
+        hold: Box<dyn Hold>,
+        labels: Labels,
+    ) -> (Self, Keep) {
+        let (handle, release_inline) = (hold.handle(), hold.release_inline());
+        let (view, requests, keep) = Keep::new(context, granted, hold, labels);
+        (Self { view, handle, release_inline, requests }, keep)
+    }
+
     /// Returns a read-only view of the hold. A view does not keep the lock held.
     pub(crate) fn view(&self) -> View {
         self.view.clone()
@@ -237,14 +249,11 @@ impl Guard {
             let reason = state.borrow().lost;
             Err(match reason {
                 Some(reason) => about.lost(reason).into(),
-                None => shut_down_error(&about.key).at(&about.store),
+                None => Error::task_ended(&about.key).at(&about.store),
             })
         })
     }
 }
-
-const FORKED_COPY_MESSAGE: &str =
-    "this is a fork of the process that holds the lock: only the original can use or release it";
 
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -253,254 +262,5 @@ impl fmt::Debug for Guard {
             .field("token", &self.fencing_token())
             .field("remaining", &self.remaining())
             .finish_non_exhaustive()
-    }
-}
-
-/// Read-only view of a hold: the state that its keeper publishes, compared with the clock. When the keeper has ended,
-/// the lock is not held.
-#[derive(Clone)]
-pub(crate) struct View {
-    context: Arc<HoldContext>,
-    state: watch::Receiver<KeeperState>,
-    #[cfg(unix)]
-    keep_open: Option<Weak<dyn KeepOpen>>,
-}
-
-impl View {
-    pub(crate) fn key(&self) -> &Key {
-        &self.context.key
-    }
-
-    pub(crate) fn fencing_token(&self) -> FencingToken {
-        self.context.token
-    }
-
-    /// Revision of the record that the keeper last wrote or read.
-    pub(crate) fn revision(&self) -> Option<u64> {
-        self.state.borrow().revision
-    }
-
-    /// Returns the hold as a term of an election.
-    pub(crate) fn term(&self) -> Term {
-        Term { token: self.context.token, grants: self.context.grants }
-    }
-
-    pub(crate) fn deadline(&self) -> Time {
-        self.state.borrow().deadline
-    }
-
-    pub(crate) fn remaining(&self) -> Duration {
-        let state = *self.state.borrow();
-        let kept =
-            self.state.has_changed().is_ok() && !self.context.released.load(Ordering::Acquire);
-        if !kept || state.lost.is_some() || std::process::id() != self.context.pid {
-            return Duration::ZERO;
-        }
-        match state.deadline {
-            Time::MAX => Duration::MAX,
-            deadline => deadline.since(self.context.clock.now()),
-        }
-    }
-
-    /// Resolves when the hold is lost, or when its keeper has ended.
-    pub(crate) async fn lost(&self) -> Lost {
-        let mut state = self.state.clone();
-        loop {
-            let KeeperState { deadline, loss_at_deadline: at_deadline, lost, .. } =
-                *state.borrow_and_update();
-            if let Some(reason) = lost {
-                return self.lost_by(reason);
-            }
-            // A timer of its own, not the keeper's: the keeper may be blocked in a store, or on a runtime that is not
-            // being polled. Even then, the loss must be reported at the deadline.
-            match before(&self.context.clock, deadline, state.changed()).await {
-                None => return self.lost_by(at_deadline),
-                Some(Err(_)) => {
-                    // A keeper that ended without publishing a loss was dropped with its runtime.
-                    let reason = state.borrow().lost;
-                    return self.lost_by(reason.unwrap_or(Loss::Disconnected));
-                }
-                Some(Ok(())) => {}
-            }
-        }
-    }
-
-    /// Resolves when a waiter has asked for the lock.
-    pub(crate) async fn handoff_requested(&self) {
-        let mut state = self.state.clone();
-        if state.wait_for(|state| state.handoff_requested).await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    }
-
-    /// Resolves with `None` when the deadline has moved, and with the reason when the hold is lost.
-    ///
-    /// # Cancel safety
-    ///
-    /// Safe to drop at any time: no change is missed.
-    pub(crate) async fn changed(&mut self) -> Option<Loss> {
-        match self.state.changed().await {
-            Ok(()) => self.state.borrow_and_update().lost,
-            Err(_) => Some(self.state.borrow().lost.unwrap_or(Loss::Disconnected)),
-        }
-    }
-
-    /// Resolves when it is time to stop the protected work, or when the hold is lost.
-    pub(crate) async fn ending(&self) {
-        let View { context: about, state, .. } = self;
-        let mut state = state.clone();
-        loop {
-            let KeeperState { deadline, lost, .. } = *state.borrow_and_update();
-            if lost.is_some() {
-                return;
-            }
-            // Changes are polled first. A renewal and the timer can be ready at the same time, and then the timer
-            // belongs to a deadline that the renewal has moved.
-            let end = deadline - about.lease.stop_grace();
-            if !matches!(before(&about.clock, end, state.changed()).await, Some(Ok(()))) {
-                return;
-            }
-        }
-    }
-
-    #[cfg(unix)]
-    pub(crate) fn keep_open(&self) -> Result<Option<std::os::fd::OwnedFd>> {
-        let at = |error: Error| error.on(&self.context.key).at(&self.context.store);
-        let Some(keep_open) = &self.keep_open else { return Ok(None) };
-        if std::process::id() != self.context.pid {
-            return Err(at(Error::new(ErrorKind::NotHeld, FORKED_COPY_MESSAGE)));
-        }
-        let Some(hold) = keep_open.upgrade() else {
-            return Err(at(Error::new(ErrorKind::NotHeld, "the hold has ended")));
-        };
-        hold.keep_open().map(Some).map_err(|error| {
-            let message = "cannot duplicate the descriptor of the hold";
-            at(Error::new(ErrorKind::Unavailable, message).because(error))
-        })
-    }
-
-    /// Describes the loss of this hold for the given reason.
-    pub(crate) fn lost_by(&self, reason: Loss) -> Lost {
-        self.context.lost(reason)
-    }
-}
-
-/// Loss of a hold: it ended without a release.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lost {
-    /// Key of the lock.
-    pub key: Key,
-    /// Fencing token of the hold.
-    pub token: FencingToken,
-    /// Cause of the loss.
-    pub reason: Loss,
-    store: String,
-}
-
-impl fmt::Display for Lost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { key, token, reason, store } = self;
-        match *token {
-            FencingToken::NONE => write!(f, "lost {key} on {store}: {reason}"),
-            token => write!(f, "lost {key} (token {token}) on {store}: {reason}"),
-        }
-    }
-}
-
-impl std::error::Error for Lost {}
-
-impl From<Lost> for Error {
-    fn from(lost: Lost) -> Self {
-        let Lost { key, token, reason, store } = lost;
-        // Without `because(lost)`: the source would repeat the key, the store and the token.
-        let message = match token {
-            FencingToken::NONE => format!("the hold was lost: {reason}"),
-            token => format!("the hold with token {token} was lost: {reason}"),
-        };
-        Self::new(ErrorKind::Lost, message).on(&key).at(store)
-    }
-}
-
-/// Context of a hold: immutable facts that the guard, its views and the keeper share.
-pub(crate) struct HoldContext {
-    pub(crate) store: Arc<dyn Store>,
-    pub(crate) key: Key,
-    pub(crate) token: FencingToken,
-    /// Number of grants of the key so far, including this one; `None` on stores that do not count every grant.
-    pub(crate) grants: Option<u64>,
-    pub(crate) lease: Lease,
-    pub(crate) clock: Clock,
-    pub(crate) callbacks: HoldCallbacks,
-    /// Process that the hold was granted to. A forked copy of the process has no hold.
-    pub(crate) pid: u32,
-    /// True once the guard has released the hold inline. The keeper may not have been notified yet.
-    pub(crate) released: AtomicBool,
-}
-
-impl HoldContext {
-    fn lost(&self, reason: Loss) -> Lost {
-        let store = self.store.to_string();
-        Lost { key: self.key.clone(), token: self.token, reason, store }
-    }
-}
-
-/// Callbacks of the caller for events of a hold.
-#[derive(Default)]
-pub(crate) struct HoldCallbacks {
-    pub(crate) handoff_requested: Vec<Arc<OnHandoffRequested>>,
-    pub(crate) renewal_error: Vec<Arc<OnRenewalError>>,
-}
-
-type OnHandoffRequested = dyn Fn() + Send + Sync;
-type OnRenewalError = dyn Fn(&Arc<Error>) + Send + Sync;
-
-/// State of a hold that the keeper publishes and the guard reads.
-#[derive(Clone, Copy, Debug)]
-struct KeeperState {
-    deadline: Time,
-    /// Cause of the loss if the deadline passes.
-    loss_at_deadline: Loss,
-    lost: Option<Loss>,
-    handoff_requested: bool,
-    /// Revision of the record, on stores that have one.
-    revision: Option<u64>,
-}
-
-/// Request of the guard to the keeper. Dropping the guard without a request releases the hold.
-enum KeeperRequest {
-    Release(oneshot::Sender<Result<()>>),
-    /// The guard has released the hold itself.
-    ReleasedInline,
-    Detach(oneshot::Sender<Result<Handle>>),
-}
-
-impl KeeperRequest {
-    fn refuse(self, error: Error) {
-        // A reply cannot be sent if the caller dropped its future: then no caller waits for it.
-        match self {
-            Self::Release(reply) => drop(reply.send(Err(error))),
-            Self::ReleasedInline => {}
-            Self::Detach(reply) => drop(reply.send(Err(error))),
-        }
-    }
-}
-
-#[cfg(all(test, unix, feature = "file"))]
-mod tests {
-    use super::*;
-    use crate::Client;
-
-    #[tokio::test]
-    async fn a_view_of_a_released_hold_is_not_held_even_before_its_keeper_has_ended() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let url = format!("file:{}", folder.path().display());
-        let client = Client::connect(&url).await.expect("a folder of its own");
-        let guard = client.lock("key").acquire().await.expect("free");
-        let view = guard.view();
-        assert!(!view.remaining().is_zero());
-        // The hold is released inline: this thread has not run the keeper since.
-        guard.release().await.expect("held");
-        assert!(view.state.has_changed().is_ok(), "the keeper has not ended");
-        assert_eq!(view.remaining(), Duration::ZERO);
     }
 }

@@ -23,22 +23,25 @@
 
 mod batcher;
 mod checkpoints;
+mod claims;
+mod completions;
 mod db;
+mod detached;
+mod enqueue;
 mod guard;
 mod heart;
 mod job;
+mod listener;
 mod manage;
 mod notifications;
+mod options;
 mod queue;
 mod schema;
+mod shared;
 pub mod sql;
 mod summary;
 mod sweep;
 mod worker;
-
-use std::time::Duration;
-
-use tenure_core::retry::ExponentialBackoff;
 
 use crate::store::pg::pool::Pool;
 use crate::store::pg::settings::Settings;
@@ -49,87 +52,12 @@ use crate::{Clock, Result};
 pub use checkpoints::{CheckpointClaim, CheckpointGuard, Checkpoints};
 pub use guard::JobGuard;
 pub use job::{Enqueued, Job, JobRow, NewJob};
+pub use options::{DEFAULT_CHECKPOINTS_TABLE, DEFAULT_JOBS_TABLE, Options};
 pub use queue::Queue;
 pub use summary::QueueSummary;
 pub use sweep::Swept;
 pub use tenure_core::jobs::JobState;
 pub use worker::{Failure, JobOutcome, Progress, Worker, WorkerStats};
-
-/// Default name of the table of jobs.
-pub const DEFAULT_JOBS_TABLE: &str = "sync_jobs";
-/// Default name of the table of checkpoints.
-pub const DEFAULT_CHECKPOINTS_TABLE: &str = "sync_checkpoints";
-
-/// Time limit of a request that has no limit of its own.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Shortest lease: with a shorter lease, a short delay of the network or the server would lose the job.
-const MIN_LEASE: Duration = Duration::from_secs(1);
-
-/// Settings of a queue or of checkpoints.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct Options {
-    /// Time that a claim lasts unless renewed: 5 minutes for jobs, 2 minutes for checkpoints.
-    pub lease: Duration,
-    /// Interval between two heartbeats; by default a fifth of the lease for jobs, a quarter for checkpoints.
-    pub heartbeat: Option<Duration>,
-    /// Time that the work needs to stop before its lease ends; see [`Job::ending`].
-    pub stop_grace: Duration,
-    /// Delay of a [`Worker`] before the next attempt of a job that failed.
-    pub backoff: ExponentialBackoff,
-    /// Interval between two sweeps for expired leases, while jobs are claimed.
-    pub sweep_every: Duration,
-    /// Interval at which an idle [`Worker`] polls for jobs of which no notification arrived.
-    pub poll: Duration,
-    /// Maximum number of connections for requests; a [`Worker`] has one more.
-    pub connections: usize,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            lease: Duration::from_secs(300),
-            heartbeat: None,
-            stop_grace: Duration::ZERO,
-            backoff: ExponentialBackoff { max: Duration::from_secs(600), ..Default::default() },
-            sweep_every: Duration::from_secs(1),
-            poll: Duration::from_secs(1),
-            connections: 8,
-        }
-    }
-}
-
-impl Options {
-    /// The same options with another lease.
-    #[must_use]
-    pub const fn lease(self, lease: Duration) -> Self {
-        Self { lease, ..self }
-    }
-
-    /// The same options with another interval between heartbeats.
-    #[must_use]
-    pub const fn heartbeat(self, every: Duration) -> Self {
-        Self { heartbeat: Some(every), ..self }
-    }
-
-    /// The same options with another time to stop.
-    #[must_use]
-    pub const fn stop_grace(self, span: Duration) -> Self {
-        Self { stop_grace: span, ..self }
-    }
-
-    /// The same options with other delays between the attempts of a job.
-    #[must_use]
-    pub const fn backoff(self, backoff: ExponentialBackoff) -> Self {
-        Self { backoff, ..self }
-    }
-
-    /// The same options with another maximum number of connections.
-    #[must_use]
-    pub const fn connections(self, connections: usize) -> Self {
-        Self { connections, ..self }
-    }
-}
 
 /// SQL that creates the tables, to apply or to hand to a database administrator.
 ///

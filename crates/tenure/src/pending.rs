@@ -6,8 +6,7 @@ use std::time::Duration;
 use tenure_core::{Key, Time};
 use tokio::sync::oneshot;
 
-use crate::request::shut_down_error;
-use crate::{Clock, Guard, Result, Store};
+use crate::{Clock, Error, Guard, Result, Store};
 
 /// Place in the queue of a lock, taken by [`LockRequest::enqueue`](crate::LockRequest::enqueue).
 ///
@@ -62,6 +61,6 @@ impl Pending {
             let _ = self.until.send(self.clock.now() + timeout);
         }
         let Self { key, store, answer, .. } = self;
-        answer.await.unwrap_or_else(|_| Err(shut_down_error(&key).at(&store)))?.ensure_held()
+        answer.await.unwrap_or_else(|_| Err(Error::task_ended(&key).at(&store)))?.ensure_held()
     }
 }

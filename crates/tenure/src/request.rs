@@ -363,7 +363,7 @@ impl LockRequest {
         let (placed, arrived) = oneshot::channel();
         let (key, store) = (prepared.claim.key.clone(), Arc::clone(&prepared.store));
         prepared.spawn(Caller::enqueued(reply, deadline_receiver, placed))?;
-        arrived.await.map_err(|_| shut_down_error(&key).at(&store))?;
+        arrived.await.map_err(|_| Error::task_ended(&key).at(&store))?;
         Ok(Pending::new(key, store, clock, timeout, answer, deadline))
     }
 
@@ -475,7 +475,7 @@ impl Prepared {
         let (key, store) = (self.claim.key.clone(), Arc::clone(&self.store));
         let (reply, answer) = oneshot::channel();
         self.spawn(Caller::waiting(reply, fail_fast))?;
-        answer.await.unwrap_or_else(|_| Err(shut_down_error(&key).at(&store)))?.ensure_held()
+        answer.await.unwrap_or_else(|_| Err(Error::task_ended(&key).at(&store)))?.ensure_held()
     }
 
     /// Starts the task that owns the acquisition, and then the hold.
@@ -494,10 +494,4 @@ impl Prepared {
         });
         Ok(())
     }
-}
-
-/// Returns the error for a task that ended without a reply.
-pub(crate) fn shut_down_error(key: &Key) -> Error {
-    let message = "the task of the lock has ended: its runtime was shut down, or it panicked";
-    Error::new(ErrorKind::Shutdown, message).on(key)
 }

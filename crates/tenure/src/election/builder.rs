@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +12,9 @@ use tokio::sync::watch;
 
 use super::callbacks::{CallbackOutput, ElectionCallbacks};
 use super::claims::Claims;
-use super::{AcquireFailed, Election, Leadership, StateChange, StopReason};
+use super::participant::Election;
+use super::task::ShutdownSignal;
+use super::{AcquireFailed, Leadership, StateChange, StopReason};
 use crate::guard::Lost;
 use crate::outage::{OutageCallbacks, OutageMonitor, StoreOutage};
 use crate::store::Store;
@@ -69,9 +70,6 @@ pub struct ElectionRequest {
     callbacks: ElectionCallbacks,
     on_outage: OutageCallbacks,
 }
-
-/// Resolves when the election is to shut down.
-pub(super) type ShutdownSignal = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Default interval between two proofs of a hold, if neither the interval nor the ttl is given.
 const DEFAULT_HEALTH_INTERVAL: Duration = Duration::from_secs(5);

@@ -20,7 +20,6 @@ use tenure_core::election::{
 use tenure_core::{Machine as _, Time};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::builder::ShutdownSignal;
 use super::callbacks::EventDispatcher;
 use super::claims::{ClaimFuture, ClaimOutcome, Claims};
 use super::event::{because, cause_of, error_of, failure, loss_of};
@@ -115,6 +114,9 @@ struct Lead {
     leadership: Leadership,
     end: watch::Sender<Option<Ended>>,
 }
+
+/// Resolves when the election is to shut down.
+pub(super) type ShutdownSignal = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 pub(super) struct ElectionTask {
     pub(super) claims: Claims,

@@ -9,9 +9,9 @@ use tenure_core::keeper::{Granted, HoldEnd, Keeper, KeeperCommand, KeeperInput};
 use tenure_core::{Machine as _, Time};
 use tokio::sync::{oneshot, watch};
 
-use super::{Guard, HoldContext, KeeperRequest, KeeperState, View};
+use super::view::{HoldContext, KeeperState, View};
 use crate::drive::{Drive, Either, race};
-use crate::store::{Handoff, Hold, HoldEvent, Loss, Renewed, unsupported};
+use crate::store::{Handle, Handoff, Hold, HoldEvent, Loss, Renewed, unsupported};
 use crate::telemetry::{self, Labels};
 use crate::{Error, ErrorKind, Result};
 
@@ -22,12 +22,13 @@ pub(crate) struct Keep {
 }
 
 impl Keep {
-    pub(crate) fn new(
+    /// Returns the keeper of a hold, a view of the hold, and the channel for the request of its guard.
+    pub(super) fn new(
         about: HoldContext,
         granted: Granted,
         hold: Box<dyn Hold>,
         labels: Labels,
-    ) -> (Guard, Self) {
+    ) -> (View, oneshot::Sender<KeeperRequest>, Self) {
         let look_every = match about.store.capabilities().handoff {
             Handoff::Polled { every } => Some(every),
             Handoff::None | Handoff::Pushed => None,
@@ -54,17 +55,11 @@ impl Keep {
             #[cfg(unix)]
             keep_open: hold.keep_open(),
         };
-        let guard = Guard {
-            view,
-            handle: hold.handle(),
-            release_inline: hold.release_inline(),
-            requests: order,
-        };
         let orders = Some(orders);
         let since = about.clock.now();
         let drive = Drive { machine: keeper, clock: about.clock.clone(), labels };
         let steering = KeeperDriver { about, drive, state: publish, orders, order: None, since };
-        (guard, Self { hold, steering })
+        (view, order, Self { hold, steering })
     }
 
     pub(crate) async fn run(mut self) {
@@ -142,6 +137,25 @@ impl Keep {
                 drop(reply.send(detached));
             }
             Some(KeeperRequest::ReleasedInline) | None => {}
+        }
+    }
+}
+
+/// Request of the guard to the keeper. Dropping the guard without a request releases the hold.
+pub(super) enum KeeperRequest {
+    Release(oneshot::Sender<Result<()>>),
+    /// The guard has released the hold itself.
+    ReleasedInline,
+    Detach(oneshot::Sender<Result<Handle>>),
+}
+
+impl KeeperRequest {
+    fn refuse(self, error: Error) {
+        // A reply cannot be sent if the caller dropped its future: then no caller waits for it.
+        match self {
+            Self::Release(reply) => drop(reply.send(Err(error))),
+            Self::ReleasedInline => {}
+            Self::Detach(reply) => drop(reply.send(Err(error))),
         }
     }
 }

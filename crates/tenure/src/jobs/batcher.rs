@@ -3,7 +3,9 @@
 //! While enough statements are in flight, new requests wait for the next one, which serves all of them. A single caller
 //! does not wait, and many callers cost little more than one.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::Error;
 
 /// Maximum number of statements of a kind in flight. With fewer, the server idles while we read an answer; with more,
 /// batches are too small.
@@ -53,6 +55,14 @@ impl<T> Batcher<T> {
     fn lock(&self) -> MutexGuard<'_, BatcherState<T>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Copies an error for each of `count` callers.
+pub(super) fn repeat_error(error: Error, count: usize) -> impl Iterator<Item = Error> {
+    let kind = error.kind();
+    let cause = Arc::new(error);
+    (0..count)
+        .map(move |_| Error::new(kind, "the batched request failed").because(Arc::clone(&cause)))
 }
 
 #[cfg(test)]

@@ -13,10 +13,11 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::db::{JobDb, invalid};
+use super::detached::run_detached;
 use super::heart::{self, Holds, Look, RowName, Rows, Ticket};
 use super::job::time;
-use super::queue::run_detached;
-use super::{Options, schema};
+use super::options::{Options, REQUEST_TIMEOUT};
+use super::schema;
 use crate::store::pg::clock::{Reading, micros};
 use crate::store::pg::connect::Parameter;
 use crate::store::pg::renewer::{RenewalStatement, outcomes};
@@ -180,7 +181,7 @@ impl CheckpointShared {
             (&ttl, Type::INT8),
             (&insert, Type::BOOL),
         ];
-        let by = self.db.clock.now() + self.db.lease.request_limit().min(super::REQUEST_TIMEOUT);
+        let by = self.db.clock.now() + self.db.lease.request_limit().min(REQUEST_TIMEOUT);
         let (rows, reading) = self.db.grant(&self.sql.claim, &parameters, by).await?;
         Ok(match rows.first() {
             None => CheckpointClaim::Unknown,

@@ -11,7 +11,9 @@ use tokio_postgres::Row;
 use tokio_postgres::config::Host;
 use tokio_postgres::types::Type;
 
-use super::Options;
+use super::options::{
+    DEFAULT_CHECKPOINTS_TABLE, DEFAULT_JOBS_TABLE, MIN_LEASE, Options, REQUEST_TIMEOUT,
+};
 use crate::store::pg::clock::{DbClock, Reading};
 use crate::store::pg::connect::Parameter;
 use crate::store::pg::failure;
@@ -95,7 +97,7 @@ impl JobDb {
 
     /// Connects if necessary, and returns the types of the table's columns.
     pub(super) async fn shape(&self) -> Result<&ColumnTypes> {
-        let by = self.clock.now() + self.lease.request_limit().max(super::REQUEST_TIMEOUT);
+        let by = self.clock.now() + self.lease.request_limit().max(REQUEST_TIMEOUT);
         drop(self.connection(by).await.map_err(|error| error.at(self))?);
         self.shape.get().ok_or_else(|| Error::new(ErrorKind::Unavailable, "not connected").at(self))
     }
@@ -155,7 +157,7 @@ impl JobDb {
     fn column_types(&self, greeting: &Row) -> Result<ColumnTypes> {
         let table = self.table.shown();
         let option = match &*table {
-            super::DEFAULT_JOBS_TABLE | super::DEFAULT_CHECKPOINTS_TABLE => String::new(),
+            DEFAULT_JOBS_TABLE | DEFAULT_CHECKPOINTS_TABLE => String::new(),
             name if (self.required)().any(|(column, _)| column == "chunk_hash") => {
                 format!(" --checkpoints {name}")
             }
@@ -276,7 +278,7 @@ impl JobDb {
 
     /// Deadline of a request that has no timeout of its own, from now.
     pub(super) fn by(&self) -> Time {
-        self.clock.now() + super::REQUEST_TIMEOUT
+        self.clock.now() + REQUEST_TIMEOUT
     }
 }
 
@@ -304,8 +306,7 @@ fn lease(options: &Options) -> Result<Lease> {
     }
     let factor = heartbeat.map_or(5, |every| ttl.as_nanos().div_ceil(every.as_nanos()));
     let keep_alive = Some(u32::try_from(factor).unwrap_or(u32::MAX));
-    let terms =
-        LeaseTerms { keep_alive, stop_grace, min_ttl: super::MIN_LEASE, ..LeaseTerms::new(ttl) };
+    let terms = LeaseTerms { keep_alive, stop_grace, min_ttl: MIN_LEASE, ..LeaseTerms::new(ttl) };
     Lease::new(terms).map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))
 }
 

@@ -9,9 +9,11 @@ use tokio::sync::oneshot;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{GenericClient, Row};
 
+use super::detached::run_detached;
 use super::heart::Ticket;
 use super::job::{Job, lost};
-use super::queue::{CompleteRequest, QueueShared, run_detached};
+use super::options::REQUEST_TIMEOUT;
+use super::shared::{ClaimedJob, CompleteRequest, QueueShared};
 use crate::store::pg::clock::micros;
 use crate::store::pg::connect::Parameter;
 use crate::store::pg::failure::{self, RequestStage};
@@ -63,8 +65,9 @@ enum JobUpdate {
 }
 
 impl JobGuard {
-    pub(super) fn new(job: Job, ticket: Ticket, queue: Arc<QueueShared>) -> Self {
-        Self { ticket, job, queue }
+    pub(super) fn new(claimed: ClaimedJob, queue: &Arc<QueueShared>) -> Self {
+        let ClaimedJob { ticket, job } = claimed;
+        Self { ticket, job, queue: Arc::clone(queue) }
     }
 
     /// The job, for its handler.
@@ -203,9 +206,9 @@ impl JobGuard {
 
     async fn retry_update(&self, update: &JobUpdate, mut unclear: bool) -> Result<Option<Row>> {
         let db = &self.queue.db;
-        let end = db.clock.now() + self.remaining().max(super::REQUEST_TIMEOUT);
+        let end = db.clock.now() + self.remaining().max(REQUEST_TIMEOUT);
         loop {
-            let by = end.min(db.clock.now() + db.lease.request_limit().min(super::REQUEST_TIMEOUT));
+            let by = end.min(db.clock.now() + db.lease.request_limit().min(REQUEST_TIMEOUT));
             let error = match self.send_update(update, unclear, by).await {
                 Ok(Some(row)) => return Ok(Some(row)),
                 // No row matched: either the job was lost, or an earlier attempt without an answer was applied.

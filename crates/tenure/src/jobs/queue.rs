@@ -1,39 +1,18 @@
 //! A job queue: enqueue, claim, complete.
 
-use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::sync::Arc;
 
-use async_trait::async_trait;
-use tenure_core::jobs::{JobOrder, RenewalOutcome};
-use tenure_core::{FencingToken, Time};
-use tokio::sync::{RwLock, oneshot};
-use tokio_postgres::Row;
-use tokio_postgres::types::Type;
+use tokio::sync::oneshot;
 
-use super::batcher::Batcher;
-use super::db::{JobDb, invalid};
-use super::heart::{Holds, RowName, Rows};
-use super::job::{Enqueued, Job, JobData, NewJob};
-use super::notifications::JobNotifications;
-use super::sql::JobStatements;
-use super::{JobGuard, Options, schema};
-use crate::store::pg::clock::{Reading, micros};
-use crate::store::pg::connect::Parameter;
-use crate::store::pg::renewer::{RenewalStatement, outcomes};
-use crate::{Error, ErrorKind, Result, telemetry};
-
-/// Maximum number of jobs per claim, and per statement that enqueues.
-const MAX_BATCH_JOBS: usize = 1_000;
-/// Time during which a claim may resume at the position where the last claim ended, instead of scanning from the top.
-///
-/// A job of a higher priority that is enqueued meanwhile is overtaken for at most this time.
-const RESUME_WINDOW: Duration = Duration::from_millis(50);
-/// Timeout of a batched completion. If another transaction has locked one of its rows, the whole batch waits for that
-/// row; after the timeout each job is completed in a statement of its own.
-const BATCH_COMPLETE_TIMEOUT: Duration = Duration::from_secs(3);
+use super::db::invalid;
+use super::detached::{run_detached, runtime_ended};
+use super::guard::JobGuard;
+use super::job::{Enqueued, Job, NewJob};
+use super::options::Options;
+use super::shared::{ClaimRequest, MAX_BATCH_JOBS, QueueShared};
+use super::sweep::Swept;
+use crate::{Error, ErrorKind, Result};
 
 /// A queue of jobs in a table of PostgreSQL. Clones share one queue.
 ///
@@ -56,40 +35,6 @@ const BATCH_COMPLETE_TIMEOUT: Duration = Duration::from_secs(3);
 /// ```
 #[derive(Clone)]
 pub struct Queue(pub(super) Arc<QueueShared>);
-
-pub(super) struct QueueShared {
-    pub(super) db: JobDb,
-    pub(super) holds: Arc<Holds>,
-    pub(super) sql: JobStatements,
-    pub(super) notifications: JobNotifications,
-    state: Mutex<QueueState>,
-    claim_batches: Batcher<ClaimRequest>,
-    pub(super) completion_batches: Batcher<CompleteRequest>,
-    /// Read-locked by claims in flight, write-locked by the cleanup after an unanswered claim. The cleanup must not run
-    /// beside a claim: it would release rows that were just claimed and are not yet in `holds`.
-    claims: RwLock<()>,
-    /// A claim got no answer. It may have locked rows in our name that `holds` does not know.
-    unanswered_claim: AtomicBool,
-}
-
-/// A caller that waits for jobs.
-struct ClaimRequest {
-    limit: usize,
-    reply: oneshot::Sender<Result<Vec<JobGuard>>>,
-}
-
-/// A caller that waits for the completion of a job. The reply is true if its worker still held the job.
-pub(super) struct CompleteRequest {
-    pub(super) id: String,
-    pub(super) number: i64,
-    pub(super) reply: oneshot::Sender<Result<bool>>,
-}
-
-pub(super) struct QueueState {
-    /// Position of the last claimed job, and the time until which the next claim may resume there.
-    resume_from: Option<(JobOrder<String>, Time)>,
-    pub(super) next_sweep: Time,
-}
 
 impl Queue {
     /// Connects to the queue in this table, with [`Options::default`].
@@ -119,31 +64,7 @@ impl Queue {
     ///
     /// Dropping the future leaves nothing behind.
     pub async fn connect_with(url: &str, table: &str, options: Options) -> Result<Self> {
-        static QUEUES: AtomicU64 = AtomicU64::new(0);
-        let mut db = JobDb::new(url, table, options, || Box::new(schema::job_columns()))?;
-        // The cleanup after an unanswered claim releases the rows of a worker name that `holds` does not know. Two
-        // queues of one process therefore need different names, or one would release the jobs of the other.
-        db.worker = format!("{}:{}", db.worker, QUEUES.fetch_add(1, Ordering::Relaxed));
-        let shape = db.shape().await?;
-        let kind = |column: &str| shape.get(column).map_or("text", String::as_str);
-        let sql = JobStatements::new(&db.table, kind("id"), kind("payload"));
-        let holds = Holds::new(db.lease, db.clock.clone());
-        let shared = Arc::new(QueueShared {
-            holds: Arc::clone(&holds),
-            sql,
-            notifications: JobNotifications::default(),
-            claim_batches: Batcher::default(),
-            completion_batches: Batcher::default(),
-            state: Mutex::new(QueueState { resume_from: None, next_sweep: Time::ZERO }),
-            claims: RwLock::new(()),
-            unanswered_claim: AtomicBool::new(false),
-            db,
-        });
-        // Exported as 0 from the start: a counter that first appears with a value of 1 shows no increase on dashboards.
-        telemetry::job_reclaimed(&shared.db.table.shown(), 0);
-        let rows: Weak<dyn Rows> = Arc::<QueueShared>::downgrade(&shared);
-        holds.keep(rows);
-        Ok(Self(shared))
+        Ok(Self(QueueShared::connect(url, table, options).await?))
     }
 
     /// Name of this worker in the column `locked_by`.
@@ -239,7 +160,8 @@ impl Queue {
             tokio::spawn(Arc::clone(&self.0).serve_claims());
         }
         let claimed = answer.await.unwrap_or_else(|_| Err(runtime_ended()));
-        claimed.map_err(|error| self.at(error))
+        let claimed = claimed.map_err(|error| self.at(error))?;
+        Ok(claimed.into_iter().map(|claimed| JobGuard::new(claimed, &self.0)).collect())
     }
 
     /// Completes many jobs, up to a thousand per statement. Returns the jobs that were lost: those are left unchanged.
@@ -253,8 +175,24 @@ impl Queue {
     /// The jobs are completed even if the future is dropped.
     pub async fn complete_many(&self, jobs: Vec<JobGuard>) -> Result<Vec<Job>> {
         let shared = Arc::clone(&self.0);
-        let completed = run_detached(async move { shared.complete_many(jobs).await });
+        let completed = run_detached(async move { complete_many(&shared, jobs).await });
         completed.await.map_err(|error| self.at(error))
+    }
+
+    /// Makes jobs available whose lease has expired or whose delay is over. Claims do so regularly, see
+    /// [`Options::sweep_every`](super::Options::sweep_every).
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` if the server cannot be reached.
+    ///
+    /// # Cancel safety
+    ///
+    /// The sweep runs to its end even if the future is dropped.
+    pub async fn sweep(&self) -> Result<Swept> {
+        let shared = Arc::clone(&self.0);
+        let swept = run_detached(async move { shared.sweep().await });
+        swept.await.map_err(|error| self.at(error))
     }
 
     /// SQL of a claim, of a completion and of a batched completion, for benchmarks of the server alone.
@@ -272,357 +210,20 @@ impl Queue {
     }
 }
 
-/// Runs `work` to its end in a task of its own, even if the caller drops the future.
-pub(super) async fn run_detached<T: Send + 'static>(
-    work: impl Future<Output = Result<T>> + Send + 'static,
-) -> Result<T> {
-    tokio::spawn(work).await.unwrap_or_else(|_| Err(runtime_ended()))
-}
-
-fn runtime_ended() -> Error {
-    Error::new(ErrorKind::Shutdown, "the runtime was shut down")
-}
-
-/// Copies an error for each of `count` callers.
-fn repeat_error(error: Error, count: usize) -> impl Iterator<Item = Error> {
-    let kind = error.kind();
-    let cause = Arc::new(error);
-    (0..count)
-        .map(move |_| Error::new(kind, "the batched request failed").because(Arc::clone(&cause)))
-}
-
-impl QueueShared {
-    pub(super) fn state(&self) -> MutexGuard<'_, QueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Makes the next claim scan from the top.
-    pub(super) fn restart_scan(&self) {
-        self.state().resume_from = None;
-    }
-
-    async fn enqueue(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
-        let payloads: Vec<&str> = jobs.iter().map(|job| job.payload.as_str()).collect();
-        let priorities: Vec<i32> = jobs.iter().map(|job| job.priority).collect();
-        let delays: Vec<i64> = jobs.iter().map(|job| micros(job.delay)).collect();
-        let attempts: Vec<i32> = jobs.iter().map(|job| job.max_attempts).collect();
-        let keys: Vec<Option<&str>> = jobs.iter().map(|job| job.unique_key.as_deref()).collect();
-        let notify = jobs.iter().any(|job| job.delay.is_zero());
-        let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 6] = [
-            (&payloads, Type::TEXT_ARRAY),
-            (&priorities, Type::INT4_ARRAY),
-            (&delays, Type::INT8_ARRAY),
-            (&attempts, Type::INT4_ARRAY),
-            (&keys, Type::TEXT_ARRAY),
-            (&notify, Type::BOOL),
-        ];
-        let (rows, _) = self.db.ask(&self.sql.enqueue, &parameters, self.db.by()).await?;
-        self.restart_scan();
-        let mut new: HashMap<String, String> = HashMap::new();
-        let mut unnamed = Vec::new();
-        for row in &rows {
-            match row.get::<_, Option<String>>(2) {
-                Some(key) => drop(new.insert(key, row.get(1))),
-                None => unnamed.push(row.get(1)),
-            }
-        }
-        let known = self.existing(jobs, &new).await?;
-        let mut unnamed = unnamed.into_iter();
-        let enqueued = |job: &NewJob| match &job.unique_key {
-            None => Some(Enqueued { id: unnamed.next()?, new: true }),
-            Some(key) => match new.remove(key) {
-                Some(id) => Some(Enqueued { id, new: true }),
-                None => Some(Enqueued { id: known.get(key)?.clone(), new: false }),
-            },
-        };
-        let all: Option<Vec<Enqueued>> = jobs.iter().map(enqueued).collect();
-        // The open job of that key ended between the two statements: the first did not insert, the second finds no row.
-        let gone = "the open job of the same unique key ended while this one was enqueued: enqueue it again";
-        all.ok_or_else(|| Error::new(ErrorKind::Contention, gone))
-    }
-
-    /// Ids of the open jobs, by unique key, that kept jobs of `jobs` from being inserted. A key may occur twice in
-    /// `jobs`.
-    async fn existing(
-        &self,
-        jobs: &[NewJob],
-        new: &HashMap<String, String>,
-    ) -> Result<HashMap<String, String>> {
-        let named: Vec<&str> = jobs.iter().filter_map(|job| job.unique_key.as_deref()).collect();
-        if named.len() == new.len() {
-            return Ok(HashMap::new());
-        }
-        let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 1] =
-            [(&named, Type::TEXT_ARRAY)];
-        let (rows, _) = self.db.ask(&self.sql.existing, &parameters, self.db.by()).await?;
-        Ok(rows.iter().map(|row| (row.get(2), row.get(1))).collect())
-    }
-
-    /// Serves claim requests batch by batch until none waits. Guards whose caller is gone are dropped, which releases
-    /// their jobs.
-    async fn serve_claims(self: Arc<Self>) {
-        while let Some(mut batch) = self.claim_batches.next_batch() {
-            batch.retain(|request| !request.reply.is_closed());
-            let limit =
-                batch.iter().map(|request| request.limit).sum::<usize>().min(MAX_BATCH_JOBS);
-            if limit > 0 {
-                match self.claim(limit).await {
-                    Ok(jobs) => {
-                        let mut jobs = jobs.into_iter();
-                        for request in batch {
-                            let share = jobs.by_ref().take(request.limit).collect();
-                            drop(request.reply.send(Ok(share)));
-                        }
-                    }
-                    Err(error) => {
-                        let errors = repeat_error(error, batch.len());
-                        for (request, error) in batch.into_iter().zip(errors) {
-                            drop(request.reply.send(Err(error)));
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    /// Serves completion requests batch by batch until none waits.
-    pub(super) async fn serve_completions(self: Arc<Self>) {
-        while let Some(batch) = self.completion_batches.next_batch() {
-            match self.complete_batch(&batch).await {
-                Ok(done) => {
-                    for request in batch {
-                        let completed = done.contains(&request.id);
-                        drop(request.reply.send(Ok(completed)));
-                    }
-                }
-                Err(error) => {
-                    let errors = repeat_error(error, batch.len());
-                    for (request, error) in batch.into_iter().zip(errors) {
-                        drop(request.reply.send(Err(error)));
-                    }
-                }
-            }
-        }
-    }
-
-    /// Completes a batch and returns the ids of the completed jobs.
-    async fn complete_batch(&self, batch: &[CompleteRequest]) -> Result<HashSet<String>> {
-        let by = self.db.clock.now() + self.db.lease.request_limit().min(BATCH_COMPLETE_TIMEOUT);
-        if let [CompleteRequest { id, number, .. }] = batch {
-            let parameters: [Parameter<'_>; 3] =
-                [(id, Type::TEXT), (number, Type::INT8), (&self.db.worker, Type::TEXT)];
-            let (rows, _) = self.db.ask(&self.sql.complete, &parameters, by).await?;
-            return Ok(rows.iter().map(|_| id.clone()).collect());
-        }
+async fn complete_many(shared: &QueueShared, jobs: Vec<JobGuard>) -> Result<Vec<Job>> {
+    let mut lost = Vec::new();
+    for chunk in jobs.chunks(MAX_BATCH_JOBS) {
         let mut names: Vec<(&str, i64)> =
-            batch.iter().map(|request| (request.id.as_str(), request.number)).collect();
-        self.complete_named(&mut names, by).await
-    }
-
-    /// Completes rows by id and token, and returns the ids of the completed rows.
-    ///
-    /// The rows are named in the order of their ids. Two batches that overlap, as when a late worker completes jobs
-    /// that another worker has claimed since, then lock the rows in one order and do not deadlock.
-    async fn complete_named(&self, names: &mut [(&str, i64)], by: Time) -> Result<HashSet<String>> {
-        names.sort_unstable();
-        let (ids, numbers): (Vec<&str>, Vec<i64>) = names.iter().copied().unzip();
-        let parameters: [Parameter<'_>; 3] =
-            [(&ids, Type::TEXT_ARRAY), (&numbers, Type::INT8_ARRAY), (&self.db.worker, Type::TEXT)];
-        let (rows, _) = self.db.ask(&self.sql.complete_many, &parameters, by).await?;
-        Ok(rows.iter().map(|row| row.get(1)).collect())
-    }
-
-    async fn claim(self: &Arc<Self>, limit: usize) -> Result<Vec<JobGuard>> {
-        if self.unanswered_claim.load(Ordering::Relaxed) {
-            self.release_unanswered().await?;
-        }
-        if self.sweep_is_due() {
-            self.sweep().await?;
-        }
-        let claims = self.claims.read().await;
-        let mut claimed = self.claim_resuming(limit).await?;
-        if claimed.len() < limit {
-            let left = limit - claimed.len();
-            match self.claim_from(left, None).await {
-                Ok(more) => claimed.extend(more),
-                // The jobs that were claimed matter more than the error of the second statement.
-                Err(_) if !claimed.is_empty() => {}
-                Err(error) => return Err(error),
+            chunk.iter().map(|job| (job.id(), job.lease_token())).collect();
+        let done = shared.complete_named(&mut names, shared.db.by()).await?;
+        for job in chunk {
+            job.mark_settled();
+            if !done.contains(job.id()) {
+                lost.push((**job).clone());
             }
         }
-        drop(claims);
-        Ok(claimed)
     }
-
-    /// Claims from the position where the last claim ended; nothing if that was longer ago than [`RESUME_WINDOW`].
-    async fn claim_resuming(self: &Arc<Self>, limit: usize) -> Result<Vec<JobGuard>> {
-        let resume_from = self.state().resume_from.clone();
-        match resume_from.filter(|(_, until)| self.db.clock.now() < *until) {
-            Some((place, until)) => self.claim_from(limit, Some((&place, until))).await,
-            None => Ok(Vec::new()),
-        }
-    }
-
-    async fn claim_from(
-        self: &Arc<Self>,
-        limit: usize,
-        from: Option<(&JobOrder<String>, Time)>,
-    ) -> Result<Vec<JobGuard>> {
-        let (ttl, max_rows) = (micros(self.db.lease.ttl()), i64::try_from(limit).unwrap_or(1));
-        let mut parameters: Vec<(&(dyn tokio_postgres::types::ToSql + Sync), Type)> =
-            vec![(&self.db.worker, Type::TEXT), (&ttl, Type::INT8), (&max_rows, Type::INT8)];
-        let sql = match from {
-            None => &self.sql.claim,
-            Some((place, _)) => {
-                parameters.push((&place.priority, Type::INT8));
-                parameters.push((&place.created_at, Type::INT8));
-                parameters.push((&place.id, Type::TEXT));
-                &self.sql.claim_on
-            }
-        };
-        let by = self.db.clock.now() + self.db.lease.request_limit().min(super::REQUEST_TIMEOUT);
-        let answer = self.db.grant(sql, &parameters, by).await;
-        let (rows, reading) = answer.inspect_err(|error| {
-            if error.kind() == ErrorKind::Unknown {
-                self.unanswered_claim.store(true, Ordering::Relaxed);
-            }
-        })?;
-        let mut placed: Vec<(JobOrder<String>, &Row)> =
-            rows.iter().map(|row| (place(row), row)).collect();
-        placed.sort_by(|a, b| a.0.cmp(&b.0));
-        let last = placed.last().map(|(place, _)| place.clone()).filter(|_| rows.len() == limit);
-        self.state().resume_from = last.map(|last| {
-            let until =
-                from.map_or_else(|| self.db.clock.now() + RESUME_WINDOW, |(_, until)| until);
-            (last, until)
-        });
-        let guards: Vec<JobGuard> =
-            placed.into_iter().filter_map(|(_, row)| self.guard(row, reading)).collect();
-        if guards.len() < rows.len() {
-            // The answer arrived after the deadline of these leases: no worker may start on them. The next claim
-            // releases them, and their attempts do not count, as after a claim without an answer.
-            self.unanswered_claim.store(true, Ordering::Relaxed);
-            if guards.is_empty() {
-                let message = "the answer to the claim arrived after the deadline of its lease";
-                return Err(Error::new(ErrorKind::Unknown, message));
-            }
-        }
-        Ok(guards)
-    }
-
-    /// Makes the guard of a claimed row; `None` if the deadline of its lease has passed already.
-    fn guard(self: &Arc<Self>, row: &Row, reading: Reading) -> Option<JobGuard> {
-        let (id, number): (String, i64) = (row.get(1), row.get(2));
-        let count = |n: i32| u32::try_from(n).unwrap_or_default();
-        let name = RowName { id: id.clone(), part: String::new(), number };
-        let rows: Arc<dyn Rows> = Arc::<Self>::clone(self);
-        let ticket = self.holds.admit(name, reading, rows)?;
-        let (epoch, low) = (row.get::<_, i64>(8).unsigned_abs(), number.unsigned_abs());
-        let data = JobData {
-            id,
-            payload: row.get::<_, Option<String>>(7).unwrap_or_else(|| "null".to_owned()),
-            attempt: count(row.get(3)),
-            max_attempts: row.get::<_, Option<i32>>(4).map(count),
-            number,
-            token: FencingToken::new(epoch, low),
-            clock: self.db.clock.clone(),
-            stop_grace: self.db.lease.stop_grace(),
-            look: ticket.look.clone(),
-            pid: std::process::id(),
-        };
-        Some(JobGuard::new(Job(Arc::new(data)), ticket, Arc::clone(self)))
-    }
-
-    /// Releases the rows that a claim without an answer may have locked.
-    async fn release_unanswered(&self) -> Result<()> {
-        // Waits for claims in flight, whose rows are not in `holds` yet.
-        let exclusive = self.claims.write().await;
-        let known = self.holds.ids();
-        let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 2] =
-            [(&self.db.worker, Type::TEXT), (&known, Type::TEXT_ARRAY)];
-        let (rows, _) = self.db.ask(&self.sql.unanswered, &parameters, self.db.by()).await?;
-        if !rows.is_empty() {
-            // In the order of ids, as in `complete_named`.
-            let mut names: Vec<(&str, i64)> =
-                rows.iter().map(|row| (row.get(1), row.get(2))).collect();
-            names.sort_unstable();
-            let (ids, numbers): (Vec<&str>, Vec<i64>) = names.into_iter().unzip();
-            let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] = [
-                (&ids, Type::TEXT_ARRAY),
-                (&numbers, Type::INT8_ARRAY),
-                (&self.db.worker, Type::TEXT),
-            ];
-            self.db.ask(&self.sql.clean_up, &parameters, self.db.by()).await?;
-        }
-        self.unanswered_claim.store(false, Ordering::Relaxed);
-        drop(exclusive);
-        Ok(())
-    }
-
-    async fn complete_many(&self, jobs: Vec<JobGuard>) -> Result<Vec<Job>> {
-        let mut lost = Vec::new();
-        for chunk in jobs.chunks(MAX_BATCH_JOBS) {
-            let mut names: Vec<(&str, i64)> =
-                chunk.iter().map(|job| (job.id(), job.lease_token())).collect();
-            let done = self.complete_named(&mut names, self.db.by()).await?;
-            for job in chunk {
-                job.mark_settled();
-                if !done.contains(job.id()) {
-                    lost.push((**job).clone());
-                }
-            }
-        }
-        Ok(lost)
-    }
-}
-
-/// Position of a claimed row in the order of claims.
-fn place(row: &Row) -> JobOrder<String> {
-    JobOrder { priority: row.get(5), created_at: row.get(6), id: row.get(1) }
-}
-
-#[async_trait]
-impl RenewalStatement for QueueShared {
-    type Name = RowName;
-
-    async fn renew(&self, names: &[RowName], by: Time) -> Result<(Reading, Vec<RenewalOutcome>)> {
-        let ids: Vec<&str> = names.iter().map(|name| name.id.as_str()).collect();
-        let numbers: Vec<i64> = names.iter().map(|name| name.number).collect();
-        let ttl = micros(self.db.lease.ttl());
-        let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 4] = [
-            (&ids, Type::TEXT_ARRAY),
-            (&numbers, Type::INT8_ARRAY),
-            (&self.db.worker, Type::TEXT),
-            (&ttl, Type::INT8),
-        ];
-        let (rows, reading) = self.db.ask(&self.sql.heartbeat, &parameters, by).await?;
-        Ok((reading, outcomes(names.len(), &rows)))
-    }
-}
-
-#[async_trait]
-impl Rows for QueueShared {
-    async fn drop_one(&self, name: RowName) {
-        let (none, why) = (0_i64, "the worker dropped it");
-        let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 5] = [
-            (&name.id, Type::TEXT),
-            (&name.number, Type::INT8),
-            (&self.db.worker, Type::TEXT),
-            (&why, Type::TEXT),
-            (&none, Type::INT8),
-        ];
-        // If this fails, the job is available again when its lease ends.
-        if let Err(error) = self.db.ask(&self.sql.retry, &parameters, self.db.by()).await {
-            tracing::warn!(name: "tenure.release_failed", id = name.id, %error);
-        }
-    }
-}
-
-impl Drop for QueueShared {
-    fn drop(&mut self) {
-        self.holds.leave();
-        self.notifications.stop_listening();
-    }
+    Ok(lost)
 }
 
 impl fmt::Debug for Queue {

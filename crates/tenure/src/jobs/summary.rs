@@ -6,6 +6,8 @@ use tokio_postgres::types::Type;
 
 use super::Queue;
 use super::job::JobRow;
+#[cfg(feature = "metrics")]
+use super::sweep::SWEEP_TIME_DIVISOR;
 use crate::Result;
 use crate::store::pg::connect::Parameter;
 
@@ -68,9 +70,7 @@ impl Queue {
                 crate::telemetry::jobs(&queue, state, number);
             }
             let now = clock.now();
-            clock
-                .sleep_until(now + every.max(now.since(begun) * super::sweep::SWEEP_TIME_DIVISOR))
-                .await;
+            clock.sleep_until(now + every.max(now.since(begun) * SWEEP_TIME_DIVISOR)).await;
         }
     }
 }

@@ -1,13 +1,11 @@
 //! Sweeping: makes jobs available again whose lease or delay has ended.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_core::Time;
 use tokio_postgres::types::Type;
 
-use super::Queue;
-use super::queue::{QueueShared, run_detached};
+use super::shared::QueueShared;
 use crate::store::pg::clock::Reading;
 use crate::store::pg::connect::Parameter;
 use crate::{Result, telemetry};
@@ -27,24 +25,6 @@ pub struct Swept {
     pub failed: u64,
     /// Jobs, of both kinds, whose worker lost them when the lease ended. The rest were delayed jobs.
     pub reclaimed: u64,
-}
-
-impl Queue {
-    /// Makes jobs available whose lease has expired or whose delay is over. Claims do so regularly, see
-    /// [`Options::sweep_every`](super::Options::sweep_every).
-    ///
-    /// # Errors
-    ///
-    /// `Unavailable` if the server cannot be reached.
-    ///
-    /// # Cancel safety
-    ///
-    /// The sweep runs to its end even if the future is dropped.
-    pub async fn sweep(&self) -> Result<Swept> {
-        let shared = Arc::clone(&self.0);
-        let swept = run_detached(async move { shared.sweep().await });
-        swept.await.map_err(|error| self.at(error))
-    }
 }
 
 impl QueueShared {

@@ -12,7 +12,8 @@ use tenure_core::retry::{Retry as _, RetryContext};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::notifications::JobListener;
+use super::listener::JobListener;
+use super::options::Options;
 use super::{Job, JobGuard, Queue};
 use crate::{Error, ErrorKind, Result, identity};
 
@@ -373,7 +374,7 @@ async fn run_handler<H, F>(
     handler: &H,
     mut stopped: watch::Receiver<bool>,
     watchful: bool,
-    options: &super::Options,
+    options: &Options,
 ) -> JobOutcome
 where
     H: Fn(Job) -> F,
@@ -444,7 +445,7 @@ fn outcome_or_error(recorded: Result<()>, outcome: JobOutcome) -> JobOutcome {
 }
 
 /// Pause before the next attempt.
-fn backoff(options: &super::Options, attempt: u32) -> Duration {
+fn backoff(options: &Options, attempt: u32) -> Duration {
     static RANDOM: Mutex<Option<Random>> = Mutex::new(None);
     let mut random = RANDOM.lock().unwrap_or_else(PoisonError::into_inner);
     let random =

@@ -2,9 +2,13 @@
 //!
 //! It is a store in its own right, for programs that need locks between their tasks and for tests of code that uses
 //! locks. It is no substitute for tests against another store.
+//!
+//! The modules are layers, from the top: `join` makes claims, `place` is the wait of a claim, `hold` its hold, `claim` its
+//! owner, and `state` the lock table with an entry per claim.
 
 mod claim;
 mod hold;
+mod join;
 mod place;
 mod state;
 
@@ -17,6 +21,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tenure_core::{FencingToken, Key, Time};
 
+use self::claim::ClaimState;
 use self::hold::{MemoryHold, parse_handle};
 use self::state::MemoryShared;
 use super::{
@@ -46,8 +51,6 @@ use crate::{Clock, Error, ErrorKind, Result, identity};
 #[derive(Clone)]
 pub struct MemoryStore(Arc<MemoryShared>);
 
-/// Maximum number of holders, and of waiters, of one key that are shown.
-const MAX_SHOWN_ENTRIES: usize = 1_000;
 /// Maximum number of keys that one call lists.
 const MAX_LISTED_KEYS: usize = 1_000;
 
@@ -120,10 +123,7 @@ impl Store for MemoryStore {
     }
 
     async fn claim(&self, claim: &Claim, _limit: Duration) -> Result<Answer> {
-        self.0.with(|state, now| match state.repeat_claim(&self.0, claim, now) {
-            Some(answer) => Ok(answer),
-            None => state.claim(&self.0, claim, now).map_err(|error| error.on(&claim.key).at(self)),
-        })
+        join::join(&self.0, claim).map_err(|error| error.on(&claim.key).at(self))
     }
 
     async fn resume(&self, key: &Key, handle: &Handle) -> Result<Box<dyn Hold>> {
@@ -137,10 +137,13 @@ impl Store for MemoryStore {
             let owner = holder.owner?;
             let entry = state.entries.get_mut(&owner)?;
             let ours = entry.grant.is_some_and(|grant| grant.token == token);
-            ours.then(|| entry.claim_state(&self.0, owner))
+            ours.then(|| entry.own(owner))
         });
         match claim {
-            Some(claim) => Ok(Box::new(MemoryHold { claim, token })),
+            Some(claim) => {
+                let claim = ClaimState::new(&self.0, claim);
+                Ok(Box::new(MemoryHold { claim, token }))
+            }
             None => Err(Error::new(ErrorKind::NotHeld, "the hold has ended").on(key).at(self)),
         }
     }
@@ -220,6 +223,7 @@ impl Store for MemoryStore {
 
 #[cfg(test)]
 mod tests {
+    use super::state::MAX_SHOWN_ENTRIES;
     use super::*;
     use crate::Client;
     use crate::store::{Grant, LeaseStart, Mode};

@@ -7,20 +7,22 @@
 //! client measures that time on its own clock: clocks of clients are never compared. Several holders (shared locks,
 //! semaphores) share one record, and the renewals of each holder are observed separately.
 //!
-//! Where to read:
+//! The modules are layers. Each imports only modules of the lines below it, or further right in its own line:
 //!
-//! | module | contents |
-//! |---|---|
-//! | `inner` | claims and conditional writes |
-//! | `hold` | renewal and release |
-//! | `queue` | the ticket queue for claims in order of arrival |
-//! | `keys` | the records that this process has seen, and when |
-//! | `watch` | notifications of changes |
-//! | `lineage` | epochs of fencing tokens; detection of a stream that lost writes |
-//! | `bucket`, `settings` | which buckets are created, adopted and refused |
-//! | `layout`, `format`, `nlock` | the bytes: tenure's own layout and nlock's |
-//! | `api`, `async_errors`, `connect`, `options` | requests, server errors, connection, URL |
-//! | `examine`, `monitor` | findings for `tenure doctor` |
+//! ```text
+//! nats                              the store
+//! join, examine, monitor, evict     its operations
+//! place, grant                      the wait of a claim in order of arrival; the write that grants a claim
+//! hold                              renewal and release
+//! inspect, queue, watch             views; the tickets at the server; notifications of changes
+//! inner                             conditional writes and reads of records
+//! keys, tickets, watches            the records, tickets and watches that this process knows
+//! lineage                           epochs of fencing tokens; detection of a stream that lost writes
+//! bucket, settings, stream          which buckets are created, adopted and refused
+//! layout, nlock, format             the bytes: tenure's own layout and nlock's
+//! consumer, connect                 consumers of JetStream; the connection
+//! api, async_errors, options        requests; errors that the server reports outside replies; the URL
+//! ```
 //!
 //! Buckets in nlock's layout are supported too: see [`NatsStore::is_best_effort`].
 
@@ -28,31 +30,38 @@ mod api;
 mod async_errors;
 mod bucket;
 mod connect;
+mod consumer;
+mod evict;
 mod examine;
 mod format;
+mod grant;
 mod hold;
 mod inner;
+mod inspect;
+mod join;
 mod keys;
 mod layout;
 mod lineage;
 mod monitor;
 mod nlock;
 mod options;
+mod place;
 mod queue;
 mod settings;
+mod stream;
+mod tickets;
 mod watch;
+mod watches;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tenure_core::{FencingToken, Key, Time};
+use tenure_core::{FencingToken, Key};
 
-use self::api::WriteOutcome;
 use self::hold::{NatsHold, read_handle};
 use self::inner::NatsInner;
-use self::keys::KnownKey;
 use self::layout::BucketLayout;
 use self::options::Options;
 use self::settings::SettingsCheck;
@@ -81,10 +90,6 @@ pub struct NatsStore {
     created: bool,
 }
 
-/// Timeout of requests whose caller gives no limit.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Largest number of keys that one call lists.
-const MAX_LISTED_KEYS: usize = 1_000;
 /// Smallest ttl: a round trip and its variance must be small compared with it.
 const MIN_TTL: Duration = Duration::from_millis(200);
 
@@ -158,43 +163,6 @@ impl NatsStore {
     fn explain(&self, error: Error, key: &Key) -> Error {
         error.on(key).at(self)
     }
-
-    async fn read(&self, key: &Key, space: KeySpace) -> Result<KnownKey> {
-        let subject = self.inner.subject(key, space);
-        let read = self.inner.read(&subject, self.inner.api.deadline_after(REQUEST_TIMEOUT)).await;
-        read.map_err(|error| self.explain(error, key))
-    }
-
-    /// True if the bucket's layout has keys of this space. nlock's has locks only.
-    fn has_space(&self, space: KeySpace) -> bool {
-        self.inner.layout == BucketLayout::Native || space == KeySpace::Lock
-    }
-
-    /// Breaks the hold with this token in one key space; false if no hold has it.
-    async fn evict_in(&self, key: &Key, space: KeySpace, token: FencingToken) -> Result<bool> {
-        let subject = self.inner.subject(key, space);
-        let until = self.inner.api.deadline_after(REQUEST_TIMEOUT);
-        // A renewal may come between the read and the write, and the write is then refused: read again. The hold is
-        // found by its token in each round, so that a retry never breaks the hold of a later grant.
-        for _ in 0..5 {
-            let known = self.inner.read(&subject, until).await?;
-            let epoch = self.inner.lineage().epoch();
-            let evicted =
-                known.record.holders.iter().find(|holder| {
-                    FencingToken::new(epoch, holder.number(known.sequence)) == token
-                });
-            let Some(claim) = evicted.map(|holder| holder.claim) else { return Ok(false) };
-            let next = known.record.release(claim, known.sequence);
-            let next = next.expect("the record contains the holder");
-            match self.inner.put(&subject, known.sequence, next, until).await? {
-                (WriteOutcome::Done(_), _) => return Ok(true),
-                (WriteOutcome::Conflict, _) => {}
-                (WriteOutcome::Unclear(error), _) => return Err(error),
-            }
-        }
-        let message = "the record was changed by a concurrent write each time: try again";
-        Err(Error::new(ErrorKind::Contention, message))
-    }
 }
 
 impl fmt::Display for NatsStore {
@@ -239,7 +207,9 @@ impl Store for NatsStore {
     }
 
     async fn claim(&self, claim: &Claim, limit: Duration) -> Result<Answer> {
-        self.inner.claim(claim, limit).await.map_err(|error| self.explain(error, &claim.key))
+        join::claim(&self.inner, claim, limit)
+            .await
+            .map_err(|error| self.explain(error, &claim.key))
     }
 
     async fn resume(&self, key: &Key, handle: &Handle) -> Result<Box<dyn Hold>> {
@@ -247,7 +217,8 @@ impl Store for NatsStore {
             let message = "the handle is not one of a NATS store";
             return Err(self.explain(Error::new(ErrorKind::Invalid, message), key));
         };
-        let known = self.read(key, space).await?;
+        let known = inspect::read(&self.inner, key, space).await;
+        let known = known.map_err(|error| self.explain(error, key))?;
         let ours = known.record.holder(claim);
         let ours = ours.filter(|holder| holder.number(known.sequence) == token.number());
         let Some(held) = ours.map(|holder| holder.held_for) else {
@@ -269,40 +240,13 @@ impl Store for NatsStore {
     }
 
     async fn changed(&self, key: &Key, space: KeySpace, since: Version) -> Result<()> {
-        let subject = self.inner.subject(key, space);
-        let changes = self.inner.watches.subscribe(&self.inner, &subject).await;
-        let mut changes = changes.map_err(|error| self.explain(error, key))?;
-        loop {
-            changes.borrow_and_update();
-            let now = self.inner.now();
-            let (version, due) = match self.inner.keys.known(&subject) {
-                Some(known) => {
-                    (keys::version_of(&known, now), known.observations.next_takeover(now))
-                }
-                None => (Version::default(), Time::MAX),
-            };
-            if version != since {
-                return Ok(());
-            }
-            tokio::select! {
-                watched = changes.changed() => watched.map_err(|error| {
-                    let message = "the watch has ended";
-                    self.explain(Error::new(ErrorKind::Unavailable, message).because(error), key)
-                })?,
-                () = self.inner.api.clock.sleep_until(due) => {}
-            }
-        }
+        let changed = watch::changed(&self.inner, key, space, since).await;
+        changed.map_err(|error| self.explain(error, key))
     }
 
     async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState> {
-        let known =
-            if self.has_space(space) { self.read(key, space).await? } else { KnownKey::default() };
-        let mut state = self.inner.key_state(key.clone(), space, &known);
-        if self.inner.layout == BucketLayout::Native {
-            let waiters = self.inner.waiters(key, space, &known).await;
-            state.waiters = waiters.map_err(|error| self.explain(error, key))?;
-        }
-        Ok(state)
+        let state = inspect::inspect(&self.inner, key, space).await;
+        state.map_err(|error| self.explain(error, key))
     }
 
     async fn list(
@@ -311,42 +255,14 @@ impl Store for NatsStore {
         prefix: &str,
         after: Option<&str>,
     ) -> Result<Vec<KeyState>> {
-        if !self.has_space(space) {
-            return Ok(Vec::new());
-        }
-        let root = self.inner.root();
-        let filter = match self.inner.layout {
-            BucketLayout::Native => format!("{root}{}.>", format::prefix(space)),
-            BucketLayout::Nlock { .. } => format!("{root}>"),
-        };
-        let connection = self.inner.api.connections();
-        let messages =
-            watch::snapshot(&self.inner, &filter).await.map_err(|error| error.at(self))?;
-        let mut states: Vec<_> = messages
-            .iter()
-            .filter_map(|message| {
-                let key = self.inner.layout.key(message.subject.strip_prefix(&root)?, space)?;
-                let listed = key.as_str().starts_with(prefix)
-                    && after.is_none_or(|after| key.as_str() > after);
-                listed.then_some((key, message))
-            })
-            .filter_map(|(key, message)| {
-                self.inner.note_message(message, connection);
-                let known = self.inner.keys.known(&message.subject)?;
-                Some(self.inner.key_state(key, space, &known))
-            })
-            .filter(|state| !state.holders.is_empty())
-            .collect();
-        states.sort_by(|a, b| a.key.cmp(&b.key));
-        states.truncate(MAX_LISTED_KEYS);
-        Ok(states)
+        let listed = inspect::list(&self.inner, space, prefix, after).await;
+        listed.map_err(|error| error.at(self))
     }
 
     async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
-        for space in
-            [KeySpace::Lock, KeySpace::Semaphore].into_iter().filter(|space| self.has_space(*space))
-        {
-            let evicted = self.evict_in(key, space, token).await;
+        let spaces = [KeySpace::Lock, KeySpace::Semaphore];
+        for space in spaces.into_iter().filter(|space| self.inner.has_space(*space)) {
+            let evicted = evict::evict(&self.inner, key, space, token).await;
             if evicted.map_err(|error| self.explain(error, key))? {
                 tracing::info!(name: "tenure.evicted", %key, store = %self, %token, reason);
                 return Ok(());
@@ -358,7 +274,7 @@ impl Store for NatsStore {
     }
 
     async fn examine(&self, limit: Duration) -> Vec<Finding> {
-        examine::findings(self, self.inner.api.deadline_after(limit)).await
+        examine::findings(&self.inner, self.created, self.inner.api.deadline_after(limit)).await
     }
 
     async fn close(&self) {

@@ -8,17 +8,32 @@
 //! One client at a time waits in the only place. It writes a *bell* object beside the lock, which the owner polls, and
 //! the owner's release makes the waiter the next owner in one write. Records of the plain format, which other programs
 //! write, are read, waited for and taken over.
+//!
+//! The modules are layers. Each imports only modules of the lines below it, or further right in its own line:
+//!
+//! ```text
+//! object                               the store
+//! join, evict, examine, clean          its operations
+//! place, hold, inspect                 the wait of a claim; its hold; views
+//! inner                                reads of locks and bells, and conditional writes
+//! observed                             since when each version was seen
+//! gcs, s3, azure, etag, web, xml       the clouds
+//! bucket, options, format, dates       the operations of a cloud; the URL; bytes; dates
+//! ```
 
 mod azure;
 mod bucket;
 mod clean;
 mod dates;
 mod etag;
+mod evict;
 mod examine;
 mod format;
 mod gcs;
 mod hold;
 mod inner;
+mod inspect;
+mod join;
 mod observed;
 mod options;
 mod place;
@@ -36,14 +51,14 @@ use tenure_core::{FencingToken, Key};
 use self::azure::Azure;
 use self::gcs::Gcs;
 use self::hold::{ObjectHold, read_handle};
-use self::inner::{BELL, KnownLock, ObjectInner, PutResult, holder_identity, version_of};
+use self::inner::ObjectInner;
 use self::observed::Observed;
 use self::options::{Cloud, Options};
 use self::s3::S3;
 use self::web::Web;
 use super::{
-    Answer, Capabilities, Claim, Finding, Handle, Handoff, Hold, HolderState, Identity, KeySpace,
-    KeyState, Liveness, Mode, QueueKind, Store, Version, WaiterState, unsupported,
+    Answer, Capabilities, Claim, Finding, Handle, Handoff, Hold, KeySpace, KeyState, Liveness,
+    Mode, QueueKind, Store, Version, unsupported,
 };
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -63,11 +78,6 @@ use crate::{Clock, Error, ErrorKind, Result};
 pub struct BucketStore {
     inner: Arc<ObjectInner>,
 }
-
-/// Timeout of requests whose caller gives no limit.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Largest number of keys that one call lists.
-const MAX_LISTED_KEYS: usize = 100;
 
 impl BucketStore {
     /// Opens the bucket of a URL: `gs://BUCKET/PREFIX?options`, `s3:` or `az:`. No request is sent yet.
@@ -111,89 +121,6 @@ impl BucketStore {
     fn at(&self, error: Error, key: &Key) -> Error {
         error.on(key).at(self)
     }
-
-    async fn read_lock(&self, key: &Key) -> Result<KnownLock> {
-        let name = self.inner.name(key)?;
-        self.inner.read_lock(&name, None, self.inner.until(REQUEST_TIMEOUT)).await
-    }
-
-    /// State of a key as `inspect` and `list` report it. `bell` is the waiter at the bell.
-    fn key_state(&self, key: Key, known: &KnownLock, bell: Option<(&str, &Identity)>) -> KeyState {
-        let sight = &known.sight;
-        let held = sight.is_held(&known.watch(true), self.inner.options.grain);
-        let holder = sight.record.as_ref().filter(|_| held);
-        let holders = holder.map(|record| HolderState {
-            by: Some(holder_identity(record)),
-            token: FencingToken::new(0, record.fence.unwrap_or_default()),
-            held_for: None,
-            lease_left: Some(match record.lease {
-                Some(lease) => (sight.modified + lease).saturating_sub(sight.date).min(lease),
-                None => record.expires.saturating_sub(sight.date),
-            }),
-            revision: None,
-        });
-        let named = sight.waiter().map(|waiter| {
-            let id = format::owner_name(&waiter.id).to_owned();
-            WaiterState { by: Some(Identity { id, ..Identity::default() }), waited_for: None }
-        });
-        let rings = bell.map(|(_, by)| WaiterState { by: Some(by.clone()), waited_for: None });
-        let seen = match holders {
-            None if named.is_none() && bell.is_none() => Version::default(),
-            _ => version_of(sight, bell.map(|(id, _)| id)),
-        };
-        let waiters = named.into_iter().chain(rings).collect();
-        KeyState {
-            key,
-            space: KeySpace::Lock,
-            holders: holders.into_iter().collect(),
-            waiters,
-            version: seen,
-        }
-    }
-
-    async fn state(&self, key: &Key) -> Result<KeyState> {
-        let known = self.read_lock(key).await?;
-        let name = self.inner.name(key)?;
-        let rung = self.inner.read_bell(&name, self.inner.until(REQUEST_TIMEOUT)).await?;
-        let record = known.sight.record.as_ref();
-        // A bell of the present owner is left over from its own wait.
-        let bell = rung.bell.filter(|bell| {
-            rung.alive && record.is_none_or(|record| !record.is_owned_by(&bell.next_holder.id))
-        });
-        let bell = bell.as_ref().map(|bell| (&*bell.next_holder.id, &bell.by));
-        Ok(self.key_state(key.clone(), &known, bell))
-    }
-
-    async fn break_hold(&self, key: &Key, token: FencingToken) -> Result<bool> {
-        let name = self.inner.name(key)?;
-        let until = self.inner.until(REQUEST_TIMEOUT);
-        // A renewal may come between the read and the write, and the write is then refused: read again.
-        for _ in 0..5 {
-            let known = self.inner.read_lock(&name, None, until).await?;
-            let held = known.sight.is_held(&known.watch(true), self.inner.options.grain);
-            let Some(record) = known.sight.record.as_ref().filter(|_| held) else {
-                return Ok(false);
-            };
-            let fence = record.fence.unwrap_or_default();
-            if token != FencingToken::new(0, fence) {
-                return Ok(false);
-            }
-            let now = known.now(self.inner.clock.now());
-            let Some(next) = record.release(&record.owner, fence, None, now) else {
-                return Ok(false);
-            };
-            match self.inner.put(&name, &known, next, until).await? {
-                PutResult::Won(_) => return Ok(true),
-                PutResult::Lost => {}
-                PutResult::Throttled => {
-                    self.inner.wait_write_interval(until).await;
-                }
-                PutResult::Unclear(error, _) => return Err(error),
-            }
-        }
-        let message = "the record was changed by a concurrent write each time: try again";
-        Err(Error::new(ErrorKind::Contention, message))
-    }
 }
 
 impl fmt::Display for BucketStore {
@@ -231,7 +158,7 @@ impl Store for BucketStore {
         if claim.mode != Mode::Exclusive {
             return Err(unsupported(self, "share a lock or keep semaphores").on(&claim.key));
         }
-        self.inner.claim(claim, limit).await.map_err(|error| self.at(error, &claim.key))
+        join::claim(&self.inner, claim, limit).await.map_err(|error| self.at(error, &claim.key))
     }
 
     async fn resume(&self, key: &Key, handle: &Handle) -> Result<Box<dyn Hold>> {
@@ -239,7 +166,8 @@ impl Store for BucketStore {
             let message = "the handle is not one of an object store";
             return Err(self.at(Error::new(ErrorKind::Invalid, message), key));
         };
-        let known = self.read_lock(key).await.map_err(|error| self.at(error, key))?;
+        let known = inspect::read_lock(&self.inner, key).await;
+        let known = known.map_err(|error| self.at(error, key))?;
         let record = known.sight.record.as_ref();
         let ours = record.filter(|record| {
             !record.expires.is_zero()
@@ -265,7 +193,7 @@ impl Store for BucketStore {
             let (holders, waiters, version) = (Vec::new(), Vec::new(), Version::default());
             return Ok(KeyState { key: key.clone(), space, holders, waiters, version });
         }
-        self.state(key).await.map_err(|error| self.at(error, key))
+        inspect::state(&self.inner, key).await.map_err(|error| self.at(error, key))
     }
 
     async fn list(
@@ -274,44 +202,14 @@ impl Store for BucketStore {
         prefix: &str,
         after: Option<&str>,
     ) -> Result<Vec<KeyState>> {
-        let mut states = Vec::new();
         if space != KeySpace::Lock {
-            return Ok(states);
+            return Ok(Vec::new());
         }
-        let root = &self.inner.options.prefix;
-        let full = format!("{root}{prefix}");
-        let mut after = after.map(|after| format!("{root}{after}"));
-        loop {
-            let until = self.inner.until(REQUEST_TIMEOUT);
-            let page = self.inner.bucket.list(&full, after.as_deref(), until).await;
-            let page = page.map_err(|error| error.explain_read(&*self.inner.bucket).at(self))?;
-            let Some(last) = page.last() else { return Ok(states) };
-            after = Some(last.clone());
-            for name in page.iter().filter(|name| !name.ends_with(BELL)) {
-                let Some(key) = name.strip_prefix(root).and_then(|key| Key::new(key).ok()) else {
-                    continue;
-                };
-                match self.read_lock(&key).await {
-                    Ok(known) => {
-                        let state = self.key_state(key, &known, None);
-                        states.extend((!state.holders.is_empty()).then_some(state));
-                    }
-                    // Objects that are not locks may be in the bucket.
-                    Err(error) if error.kind() == ErrorKind::Misconfigured => {}
-                    Err(error) => return Err(error.at(self)),
-                }
-                if states.len() >= MAX_LISTED_KEYS {
-                    return Ok(states);
-                }
-            }
-            if !states.is_empty() {
-                return Ok(states);
-            }
-        }
+        inspect::list(&self.inner, prefix, after).await.map_err(|error| error.at(self))
     }
 
     async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
-        if self.break_hold(key, token).await.map_err(|error| self.at(error, key))? {
+        if evict::evict(&self.inner, key, token).await.map_err(|error| self.at(error, key))? {
             tracing::info!(name: "tenure.evicted", %key, store = %self, %token, reason);
             return Ok(());
         }
@@ -321,11 +219,11 @@ impl Store for BucketStore {
     }
 
     async fn examine(&self, limit: Duration) -> Vec<Finding> {
-        examine::findings(&self.inner, limit).await
+        examine::findings(&self.inner, self.inner.until(limit)).await
     }
 
     async fn clean(&self, older_than: Duration) -> Result<u64> {
-        clean::clean(self, &self.inner, older_than).await
+        clean::clean(&self.inner, older_than).await.map_err(|error| error.at(self))
     }
 
     async fn close(&self) {}

@@ -18,10 +18,25 @@
 //! let guard = client.lock("1234,5678").acquire().await?;
 //! # guard.release().await }
 //! ```
+//!
+//! The modules are layers. Each imports only modules of the lines below it, or further right in its own line:
+//!
+//! ```text
+//! pg_advisory                       the store
+//! join, evict, examine              its operations
+//! place, hold                       the wait of a claim; its hold
+//! claim                             the state of a claim
+//! shared                            the sessions of a store
+//! session, terms                    one session; the table of terms
+//! inspect, sql, tag, pair           views; statements; identities; key numbers
+//! ```
 
 mod claim;
+mod evict;
+mod examine;
 mod hold;
 mod inspect;
+mod join;
 mod pair;
 mod place;
 mod session;
@@ -36,33 +51,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tenure_core::{FencingToken, Key, Time};
+use tenure_core::{FencingToken, Key};
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use self::claim::AdvisoryClaims;
+use self::pair::Pair;
+use self::shared::AdvisoryShared;
 use super::pg::dial::ConnectFn;
-use super::pg::failure;
 use super::pg::migrate;
 use super::pg::pool::Pool;
 use super::pg::settings::Settings;
 use super::pg::table::Table;
 use super::pg::watch;
 use super::{
-    Answer, Capabilities, Claim, Contended, Finding, Handle, Handoff, Hold, KeySpace, KeyState,
-    Liveness, QueueKind, Store, Version, pg,
+    Answer, Capabilities, Claim, Finding, Handle, Handoff, Hold, KeySpace, KeyState, Liveness,
+    QueueKind, Store, Version,
 };
 use crate::{Error, ErrorKind, Result};
-use claim::ClaimState;
-use inspect::LockSession;
-use pair::Pair;
-use session::Session;
-use shared::AdvisoryShared;
 
-/// Timeout of a request that has none of its own.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Shortest ttl. With a shorter one, a brief delay of the network or the server would lose the hold.
 const MIN_TTL: Duration = Duration::from_secs(1);
-/// Longest ttl: the maximum of `idle_session_timeout`.
-const MAX_TTL: Duration = Duration::from_millis(i32::MAX as u64);
 /// Default time for which one statement blocks.
 const DEFAULT_WAIT: Duration = Duration::from_secs(15);
 /// Maximum number of keys per list.
@@ -80,7 +88,10 @@ const MAX_LISTED_KEYS: usize = 500;
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct PgAdvisoryStore(Arc<AdvisoryShared>);
+pub struct PgAdvisoryStore {
+    shared: Arc<AdvisoryShared>,
+    claims: Arc<AdvisoryClaims>,
+}
 
 impl PgAdvisoryStore {
     /// Opens the store that a `postgres+advisory:` URL names; `postgres:` and `postgresql:` are accepted, too. It
@@ -107,7 +118,7 @@ impl PgAdvisoryStore {
                 _ => terms = Some(Table::parse(&value, "terms=")?),
             }
         }
-        Ok(Self(Arc::new(AdvisoryShared::new(settings, wait, terms))))
+        Ok(Self::new(settings, wait, terms))
     }
 
     /// SQL that creates the table that `terms=` names; `None` if the URL names no table, since locks need none.
@@ -117,7 +128,7 @@ impl PgAdvisoryStore {
     /// had a term in between; if so, `on_lost` and `on_acquired` are called. Only participants that name the same table
     /// are counted.
     pub fn schema(&self) -> Option<String> {
-        self.0.terms.as_deref().map(terms::sql)
+        self.shared.terms.as_deref().map(terms::sql)
     }
 
     /// Runs [`schema`](Self::schema), if there is any.
@@ -132,8 +143,8 @@ impl PgAdvisoryStore {
     /// Dropping the future leaves the table created or not, nothing in between.
     pub async fn apply_schema(&self) -> Result<()> {
         let Some(schema) = self.schema() else { return Ok(()) };
-        let clock = self.0.clock.clone();
-        let pool = Pool::new(self.0.settings.clone(), clock.clone(), 1);
+        let clock = self.shared.clock.clone();
+        let pool = Pool::new(self.shared.settings.clone(), clock.clone(), 1);
         migrate::apply(&pool, &clock, &schema).await.map_err(|error| error.at(self))
     }
 
@@ -159,93 +170,13 @@ impl PgAdvisoryStore {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        Self(Arc::new(AdvisoryShared::new(ConnectFn::new(connect).into(), DEFAULT_WAIT, None)))
+        Self::new(ConnectFn::new(connect).into(), DEFAULT_WAIT, None)
     }
 
-    async fn sessions(&self, pairs: &[Pair]) -> Result<Vec<LockSession>> {
-        let by = self.0.clock.now() + REQUEST_TIMEOUT;
-        let statement = |session: &Session| sql::sessions(session.version, pairs);
-        let found = self.0.query(by, statement, inspect::by_pair).await?;
-        Ok(found.into_values().flatten().collect())
+    fn new(settings: Settings, wait: Duration, terms: Option<Table>) -> Self {
+        let shared = Arc::new(AdvisoryShared::new(settings, wait, terms));
+        Self { shared, claims: Arc::default() }
     }
-
-    /// Current holder and version of a contended key.
-    async fn contended(&self, key: &Key) -> Result<Contended> {
-        let sessions = self.sessions(&[Pair::of(key)?]).await?;
-        let holder =
-            sessions.iter().find(|session| session.granted).map(|session| session.by().clone());
-        Ok(Contended {
-            holder,
-            version: inspect::version_of(&sessions),
-            retry_after: None,
-            note: None,
-        })
-    }
-
-    async fn examine_terms(&self, table: &Table, by: Time) -> Finding {
-        let read = |rows: &[tokio_postgres::SimpleQueryRow]| {
-            let flag = |at| rows.first().is_some_and(|row| session::flag(row, at));
-            (flag(0), flag(1))
-        };
-        let name = table.shown();
-        match self.0.query(by, |_| terms::query(table), read).await {
-            Ok((true, true)) => Finding::ok("terms", format!("counted in {name}")),
-            Ok((true, false)) => Finding::failed("terms", format!("insufficient rights on {name}"))
-                .advise(format!("an owner must GRANT SELECT, INSERT, UPDATE ON {name}")),
-            Ok((false, _)) => Finding::failed("terms", format!("the table {name} does not exist"))
-                .advise("run `tenure schema --apply` with the same URL"),
-            Err(error) => Finding::error("terms", &error.at(self)),
-        }
-    }
-
-    async fn examine_incarnation(&self, table: &Table, by: Time) -> Finding {
-        let read = |rows: &[tokio_postgres::SimpleQueryRow]| {
-            rows.first().map(|row| pg::incarnation::finding(row, "tenure schema --apply"))
-        };
-        let answer = self.0.query(by, |_| pg::incarnation::examination(table), read).await;
-        match answer {
-            Ok(found) => found.unwrap_or_else(no_incarnation),
-            Err(error) => Finding::error("incarnation", &error.at(self)),
-        }
-    }
-
-    async fn end_session(&self, key: &Key, token: FencingToken) -> Result<bool> {
-        let sessions = self.sessions(&[Pair::of(key)?]).await?;
-        let holder = sessions.iter().find(|held| held.granted && held.token == Some(token));
-        let Some(holder) = holder else { return Ok(false) };
-        let by = self.0.clock.now() + REQUEST_TIMEOUT;
-        let statement = |session: &Session| {
-            let name = tag::plain(&holder.application_name);
-            sql::evict(holder.pid, &name, session.version >= 140_000)
-        };
-        let ended = self.0.query(by, statement, |rows| !rows.is_empty()).await;
-        ended.map_err(|error| match failure::code(&error) {
-            Some("42501") => {
-                let message = "the role may not end the holder's session: use the holder's role, or a role with pg_signal_backend";
-                Error::new(ErrorKind::Denied, message).because(error)
-            }
-            _ => error,
-        })
-    }
-}
-
-fn frozen_holders(leases: bool) -> Finding {
-    if leases {
-        return Finding::ok("frozen holders", "the server ends their sessions after the ttl");
-    }
-    Finding::warning(
-        "frozen holders",
-        "a holder that is frozen or cut off keeps its lock: this server has no idle_session_timeout",
-    )
-    .advise("use PostgreSQL 14 or newer, or lease rows: postgres://")
-}
-
-fn no_incarnation() -> Finding {
-    Finding::warning(
-        "incarnation",
-        "not stored: a second fail-over can issue the same fencing tokens again",
-    )
-    .advise("name a table with terms=NAME in the URL of all participants, and run `tenure schema --apply` with it")
 }
 
 fn parse_wait(text: &str) -> Result<Duration> {
@@ -274,27 +205,9 @@ impl Store for PgAdvisoryStore {
     }
 
     async fn claim(&self, claim: &Claim, limit: Duration) -> Result<Answer> {
-        let by = self.0.clock.now() + limit;
-        let answered = async {
-            if claim.ttl > MAX_TTL {
-                let message =
-                    format!("a ttl of {:?} is too long: the maximum is {MAX_TTL:?}", claim.ttl);
-                return Err(Error::new(ErrorKind::Invalid, message));
-            }
-            let state = match self.0.claim_by_id(claim.id) {
-                Some(state) => state,
-                None => ClaimState::new(&self.0, claim)?,
-            };
-            match state.ask(claim.queue, by).await? {
-                Some(answer) => Ok(answer),
-                None => self
-                    .contended(&claim.key)
-                    .await
-                    .map(Answer::Contended)
-                    .map_err(failure::nothing_done),
-            }
-        };
-        answered.await.map_err(|error| error.on(&claim.key).at(self))
+        let by = self.shared.clock.now() + limit;
+        let answered = join::claim(&self.shared, &self.claims, claim, by).await;
+        answered.map_err(|error| error.on(&claim.key).at(self))
     }
 
     async fn resume(&self, key: &Key, _: &Handle) -> Result<Box<dyn Hold>> {
@@ -304,7 +217,7 @@ impl Store for PgAdvisoryStore {
     async fn changed(&self, key: &Key, space: KeySpace, since: Version) -> Result<()> {
         let named = Pair::of(key)?.key().filter(|_| space == KeySpace::Lock);
         match named {
-            Some(key) => watch::changed(&self.0, (0, key), since).await,
+            Some(key) => watch::changed(&self.shared, (0, key), since).await,
             None => std::future::pending().await,
         }
     }
@@ -312,7 +225,7 @@ impl Store for PgAdvisoryStore {
     async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState> {
         let sessions = async {
             match space {
-                KeySpace::Lock => self.sessions(&[Pair::of(key)?]).await,
+                KeySpace::Lock => self.shared.sessions_of(key).await,
                 KeySpace::Semaphore => Ok(Vec::new()),
             }
         };
@@ -329,9 +242,7 @@ impl Store for PgAdvisoryStore {
         if space == KeySpace::Semaphore {
             return Ok(Vec::new());
         }
-        let by = self.0.clock.now() + REQUEST_TIMEOUT;
-        let statement = |session: &Session| sql::sessions(session.version, &[]);
-        let found = self.0.query(by, statement, inspect::by_pair).await;
+        let found = self.shared.sessions(&[]).await;
         let mut states = inspect::states(found.map_err(|error| error.at(self))?, space);
         let matches = |key: &str| key.starts_with(prefix) && after.is_none_or(|after| key > after);
         states.retain(|state| matches(state.key.as_str()));
@@ -340,7 +251,7 @@ impl Store for PgAdvisoryStore {
     }
 
     async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
-        if self.end_session(key, token).await.map_err(|error| error.on(key).at(self))? {
+        if evict::evict(&self.shared, key, token).await.map_err(|error| error.on(key).at(self))? {
             tracing::info!(name: "tenure.evicted", %key, store = %self, %token, reason);
             return Ok(());
         }
@@ -350,45 +261,22 @@ impl Store for PgAdvisoryStore {
     }
 
     async fn examine(&self, limit: Duration) -> Vec<Finding> {
-        let mut findings = Vec::new();
-        let by = self.0.clock.now() + limit;
-        let read = |rows: &[tokio_postgres::SimpleQueryRow]| {
-            let row = rows.first();
-            let leases = row.and_then(|row| row.get(1)) == Some("1");
-            let common = row.map(|row| pg::examine::findings(row, &self.0.settings));
-            (leases, common.unwrap_or_default())
-        };
-        match self.0.query(by, |_| pg::examine::SERVER_QUERY.to_owned(), read).await {
-            Ok((leases, common)) => {
-                findings.extend(common);
-                findings.push(Finding::ok("sessions", "each connection has a session of its own"));
-                findings.push(frozen_holders(leases));
-                match self.0.terms.as_deref() {
-                    Some(table) => {
-                        findings.push(self.examine_terms(table, by).await);
-                        findings.push(self.examine_incarnation(table, by).await);
-                    }
-                    None => findings.push(no_incarnation()),
-                }
-            }
-            Err(error) => findings.push(Finding::error("server", &error.at(self))),
-        }
-        findings
+        examine::findings(&self.shared, self.shared.clock.now() + limit).await
     }
 
     async fn close(&self) {
-        self.0.close();
+        self.shared.close();
     }
 }
 
 impl fmt::Display for PgAdvisoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.0, f)
+        fmt::Display::fmt(&self.shared, f)
     }
 }
 
 impl fmt::Debug for PgAdvisoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.0, f)
+        fmt::Display::fmt(&self.shared, f)
     }
 }

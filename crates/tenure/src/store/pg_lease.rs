@@ -17,9 +17,25 @@
 //! let guard = client.lock("reports/nightly").acquire().await?;
 //! # guard.release().await }
 //! ```
+//!
+//! The modules are layers. Each imports only modules of the lines below it, or further right in its own line:
+//!
+//! ```text
+//! pg_lease                           the store
+//! join, examine                      claims; findings of `tenure doctor`
+//! hold, renewals                     the hold of a claim, renewed together with others
+//! watch, inspect                     changes; views
+//! shared                             connections and statements of a store
+//! renewal_queue, schema, sql         the renewals that wait to be sent; the table; the statements
+//! hold_name                          the name of a hold, and its handle
+//! ```
 
+mod examine;
 mod hold;
+mod hold_name;
 mod inspect;
+mod join;
+mod renewal_queue;
 mod renewals;
 mod schema;
 mod shared;
@@ -33,25 +49,20 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tenure_core::{FencingToken, Key};
 use tokio_postgres::Row;
-use tokio_postgres::types::Type;
+use tokio_postgres::types::{ToSql, Type};
 
-use super::pg::clock::{Reading, Window, micros};
-use super::pg::failure;
+use self::hold::LeaseHold;
+use self::hold_name::{HoldName, space_number};
+use self::shared::{DEFAULT_TABLE, LeaseShared, REQUEST_TIMEOUT};
 use super::pg::migrate;
 use super::pg::settings::Settings;
 use super::pg::table::Table;
 use super::{
-    Answer, Capabilities, Claim, Contended, Finding, Grant, Handle, Handoff, Hold, KeySpace,
-    KeyState, LeaseStart, Liveness, Mode, QueueKind, Store, Version, pg,
+    Answer, Capabilities, Claim, Finding, Handle, Handoff, Hold, KeySpace, KeyState, Liveness,
+    QueueKind, Store, Version,
 };
 use crate::{Error, ErrorKind, Result};
-use hold::{HoldName, LeaseHold};
-use shared::{LeaseShared, space_number};
 
-/// Timeout of a request that has none of its own.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Default name of the table.
-const DEFAULT_TABLE: &str = "tenure_locks";
 /// Shortest lease. With a shorter one, a brief delay of the network or the server would lose the hold.
 const MIN_TTL: Duration = Duration::from_secs(1);
 
@@ -126,139 +137,10 @@ impl PgLeaseStore {
     async fn inspect_rows(&self, key: &Key, space: KeySpace) -> Result<Vec<Row>> {
         let (spaces, keys) = (vec![space_number(space)], vec![key.as_str()]);
         let by = self.0.clock.now() + REQUEST_TIMEOUT;
-        let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 2] =
+        let parameters: [(&(dyn ToSql + Sync), Type); 2] =
             [(&spaces, Type::INT2_ARRAY), (&keys, Type::TEXT_ARRAY)];
         Ok(self.0.ask(&self.0.sql.inspect, &parameters, by).await?.0)
     }
-
-    async fn examine_server(&self, by: tenure_core::Time) -> Result<Vec<Finding>> {
-        let table = &self.0.table;
-        let rights = format!(
-            "SELECT bool_and(has_table_privilege('{}', r))::int FROM unnest('{{SELECT,INSERT,UPDATE}}'::text[]) AS r",
-            table.quoted()
-        );
-        let incarnation = pg::incarnation::examination(table);
-        let mut connection = self.0.connection(by).await?;
-        let answers = connection
-            .simple(&format!("{}; {rights}; {incarnation}", pg::examine::SERVER_QUERY), by)
-            .await?;
-        let [server, rights, incarnation] = &answers[..] else {
-            let message = format!("the server sent {} answers to three queries", answers.len());
-            return Err(Error::new(ErrorKind::Unavailable, message));
-        };
-        let mut findings = pg::examine::findings(server, self.0.pool.settings());
-        let name = table.shown();
-        findings.push(if rights.get(0) == Some("1") {
-            Finding::ok("rights", format!("sufficient on {name}"))
-        } else {
-            Finding::failed("rights", format!("insufficient on {name}"))
-                .advise(format!("an owner must GRANT SELECT, INSERT, UPDATE ON {name}"))
-        });
-        findings.push(pg::incarnation::finding(incarnation, "tenure schema --locks --apply"));
-        Ok(findings)
-    }
-
-    async fn examine_queues(&self, by: tenure_core::Time) -> Result<Finding> {
-        let question = pg::queues::query(&self.0.table);
-        let rows = self.0.connection(by).await?.simple(&question, by).await?;
-        Ok(pg::queues::finding(&rows))
-    }
-
-    /// Sends the claim. Returns the rows, the reading of the clock, and the interval in which the claim was valid.
-    async fn send(&self, claim: &Claim, limit: Duration) -> Result<(Vec<Row>, Reading, Window)> {
-        let shared = &*self.0;
-        let by = shared.clock.now() + limit;
-        let mut connection = shared.connection(by).await.map_err(failure::nothing_done)?;
-        let now = shared.clock.now();
-        let window = shared.db_clock.window(now, by.since(now));
-        let (id, secret) = (claim.id.to_be_bytes(), shared.secret(claim.id));
-        let (ttl, pid) = (micros(claim.ttl), i64::from(claim.by.pid));
-        let (slots, space) = (slots(claim)?, space_number(claim.mode.space()));
-        let (id, secret) = (&id[..], &secret[..]);
-        let key = claim.key.as_str();
-        let mut parameters: Vec<(&(dyn tokio_postgres::types::ToSql + Sync), Type)> = vec![
-            (&key, Type::TEXT),
-            (&id, Type::BYTEA),
-            (&secret, Type::BYTEA),
-            (&ttl, Type::INT8),
-            (&claim.by.id, Type::TEXT),
-            (&claim.by.host, Type::TEXT),
-            (&pid, Type::INT8),
-            (&claim.by.note, Type::TEXT),
-            (&window.from, Type::INT8),
-            (&window.until, Type::INT8),
-            (&window.expected, Type::INT8),
-            (&window.steady, Type::INT8),
-            (&window.measured, Type::INT8),
-        ];
-        // A free key that was used before needs only the short statement; any other answer needs the long one.
-        let sql = if claim.mode == Mode::Exclusive {
-            let (rows, reading) =
-                shared.grant_on(&mut connection, &shared.sql.take, &parameters, by).await?;
-            if !rows.is_empty() {
-                return Ok((rows, reading, window));
-            }
-            &shared.sql.claim
-        } else {
-            parameters.extend([(&slots as _, Type::INT4), (&space as _, Type::INT2)]);
-            &shared.sql.claim_shared
-        };
-        let (rows, reading) = shared.grant_on(&mut connection, sql, &parameters, by).await?;
-        Ok((rows, reading, window))
-    }
-
-    fn granted(&self, claim: &Claim, row: &Row, reading: Reading) -> Grant {
-        let (epoch, number) = (row.get(2), row.get(3));
-        let name = HoldName {
-            space: space_number(claim.mode.space()),
-            key: claim.key.clone(),
-            shared_row: claim.mode != Mode::Exclusive,
-            number,
-            secret: self.0.secret(claim.id),
-        };
-        Grant {
-            token: inspect::token(epoch, number),
-            lease_start: LeaseStart::FromRequest,
-            handoff_requested: false,
-            // The number of an exclusive hold is the row's count of grants. A shared hold has a number of its own.
-            grants: u64::try_from(number).ok().filter(|_| claim.mode == Mode::Exclusive),
-            hold: Box::new(LeaseHold::new(&self.0, name, Some(reading))),
-        }
-    }
-}
-
-/// Number of slots that a claim requests; `None` for a lock.
-fn slots(claim: &Claim) -> Result<Option<i32>> {
-    let Mode::Slot { limit } = claim.mode else { return Ok(None) };
-    let max = sql::MAX_SHARERS;
-    match i32::try_from(limit) {
-        Ok(slots) if slots <= max => Ok(Some(slots)),
-        _ => {
-            let message = format!("{limit} slots are too many for one row: the maximum is {max}");
-            Err(Error::new(ErrorKind::Invalid, message))
-        }
-    }
-}
-
-/// Current holder and version of a contended key; an error if the semaphore has another number of slots.
-fn contended(claim: &Claim, rows: &[Row]) -> Result<Contended> {
-    let mut holders = Vec::new();
-    let mut holder = None;
-    for row in rows {
-        let (Some(epoch), Some(number)) = (row.get(2), row.get(3)) else { continue };
-        holders.push((epoch, number));
-        holder.get_or_insert_with(|| inspect::identity(row, 4));
-        if let (Mode::Slot { limit }, Some(slots)) = (claim.mode, row.get::<_, Option<i32>>(8))
-            && i32::try_from(limit) != Ok(slots)
-        {
-            let message = format!("the semaphore is in use with {slots} slots, not {limit}");
-            return Err(Error::new(ErrorKind::Invalid, message));
-        }
-    }
-    // No holder is shown: another claim was faster and its row is not visible to this statement, or the lease has ended
-    // by a clock that is not trusted yet. Retry soon.
-    let version = if holders.is_empty() { watch::UNSETTLED } else { inspect::version_of(holders) };
-    Ok(Contended { holder, version, retry_after: None, note: None })
 }
 
 fn parse_poll(text: &str) -> Result<Duration> {
@@ -287,19 +169,8 @@ impl Store for PgLeaseStore {
     }
 
     async fn claim(&self, claim: &Claim, limit: Duration) -> Result<Answer> {
-        let answered = async {
-            let (rows, reading, window) = self.send(claim, limit).await?;
-            match rows.first() {
-                Some(row) if row.get(1) => Ok(Answer::Granted(self.granted(claim, row, reading))),
-                _ if !window.contains(reading.db) => {
-                    let message = "the claim arrived too late, or the database's clock was set: \
-                                   nothing was claimed";
-                    Err(Error::new(ErrorKind::Unavailable, message))
-                }
-                _ => contended(claim, &rows).map(Answer::Contended),
-            }
-        };
-        answered.await.map_err(|error| error.on(&claim.key).at(self))
+        let answered = join::claim(&self.0, claim, limit).await;
+        answered.map_err(|error| error.on(&claim.key).at(self))
     }
 
     async fn resume(&self, key: &Key, handle: &Handle) -> Result<Box<dyn Hold>> {
@@ -327,7 +198,7 @@ impl Store for PgLeaseStore {
         after: Option<&str>,
     ) -> Result<Vec<KeyState>> {
         let by = self.0.clock.now() + REQUEST_TIMEOUT;
-        let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
+        let parameters: [(&(dyn ToSql + Sync), Type); 3] =
             [(&space_number(space), Type::INT2), (&prefix, Type::TEXT), (&after, Type::TEXT)];
         let answer = self.0.ask(&self.0.sql.list, &parameters, by).await;
         let (rows, _) = answer.map_err(|error| error.at(self))?;
@@ -339,7 +210,7 @@ impl Store for PgLeaseStore {
         let (epoch, number) = (number(token.epoch()), number(token.number()));
         for sql in [&self.0.sql.evict, &self.0.sql.evict_shared] {
             let by = self.0.clock.now() + REQUEST_TIMEOUT;
-            let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
+            let parameters: [(&(dyn ToSql + Sync), Type); 3] =
                 [(&key.as_str(), Type::TEXT), (&epoch, Type::INT8), (&number, Type::INT8)];
             let answer = self.0.ask(sql, &parameters, by).await;
             let (rows, _) = answer.map_err(|error| error.on(key).at(self))?;
@@ -355,11 +226,11 @@ impl Store for PgLeaseStore {
 
     async fn examine(&self, limit: Duration) -> Vec<Finding> {
         let mut findings = Vec::new();
-        match self.examine_server(self.0.clock.now() + limit).await {
+        match examine::server(&self.0, self.0.clock.now() + limit).await {
             Ok(more) => findings.extend(more),
             Err(error) => findings.push(Finding::error("server", &error.at(self))),
         }
-        match self.examine_queues(self.0.clock.now() + limit).await {
+        match examine::queues(&self.0, self.0.clock.now() + limit).await {
             Ok(found) => findings.push(found),
             Err(error) => findings.push(Finding::error("queues", &error.at(self))),
         }

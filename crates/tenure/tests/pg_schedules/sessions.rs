@@ -68,7 +68,9 @@ impl Scheduler<'_> {
         ended.append(&mut self.record.closing());
         if std::mem::take(&mut self.evicted) {
             let evicted = self.evicted_lines().await;
-            evicted.iter().for_each(|line| self.record.disturb(line.0));
+            for line in &evicted {
+                self.record.disturb(line.0);
+            }
             ended.extend(evicted);
         }
         if ended.is_empty() {

@@ -5,24 +5,15 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure_core::Time;
-use tenure_core::table::Grant as TableGrant;
 
 use super::claim::ClaimState;
 use super::hold::granted;
 use crate::Result;
-use crate::store::{Answer, LeaseStart, Place, Waited};
-
-/// The answer to a claim: its grant, or else its place in the queue.
-pub(super) fn answer(claim: Arc<ClaimState>, grant: Option<TableGrant>) -> Answer {
-    match grant {
-        Some(grant) => Answer::Granted(granted(claim, grant, LeaseStart::FromRequest)),
-        None => Answer::Queued(Box::new(MemoryPlace { claim })),
-    }
-}
+use crate::store::{LeaseStart, Place, Waited};
 
 #[derive(Debug)]
-struct MemoryPlace {
-    claim: Arc<ClaimState>,
+pub(super) struct MemoryPlace {
+    pub(super) claim: Arc<ClaimState>,
 }
 
 #[async_trait]

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenure_core::table::{
     ClaimAnswer, Ending, Grant as TableGrant, LockTable, Mint, OnDisconnect, Owner, PlaceId,
@@ -13,13 +13,13 @@ use tenure_core::table::{
 use tenure_core::{FencingToken, Key, LockToken, Time};
 use tokio::sync::Notify;
 
-use super::super::{
-    Answer, Claim, Contended, HolderState, Identity, KeySpace, KeyState, Loss, Version, WaiterState,
+use crate::store::{
+    Claim, Contended, HolderState, Identity, KeySpace, KeyState, Loss, Version, WaiterState,
 };
-use super::MAX_SHOWN_ENTRIES;
-use super::claim::ClaimState;
-use super::place::answer;
 use crate::{Clock, Error, ErrorKind, Result};
+
+/// Maximum number of holders, and of waiters, of one key that are shown.
+pub(super) const MAX_SHOWN_ENTRIES: usize = 1_000;
 
 /// State that the clones of a store share.
 pub(super) struct MemoryShared {
@@ -92,27 +92,36 @@ pub(super) struct ClaimEntry {
     pub(super) grant: Option<TableGrant>,
     pub(super) lost: Option<Loss>,
     pub(super) handoff_requested: bool,
-    /// The hold outlives its [`ClaimState`].
+    /// The hold outlives its owners.
     pub(super) detached: bool,
-    state: Weak<ClaimState>,
+    /// Number of owners: places and holds of this process, and futures that are about to return one.
+    owners: usize,
     wake: Arc<Notify>,
 }
 
+/// A claim that the caller owns, until it calls [`MemoryState::disown`].
+pub(super) struct OwnedClaim {
+    pub(super) owner: Owner,
+    pub(super) key: Key,
+    pub(super) space: KeySpace,
+    pub(super) grant: Option<TableGrant>,
+    pub(super) wake: Arc<Notify>,
+}
+
 impl ClaimEntry {
-    pub(super) fn claim_state(
-        &mut self,
-        shared: &Arc<MemoryShared>,
-        owner: Owner,
-    ) -> Arc<ClaimState> {
-        if let Some(claim) = self.state.upgrade() {
-            return claim;
-        }
-        let (shared, wake) = (Arc::clone(shared), Arc::clone(&self.wake));
-        let claim =
-            Arc::new(ClaimState { shared, owner, key: self.key.clone(), space: self.space, wake });
-        self.state = Arc::downgrade(&claim);
-        claim
+    /// Adds an owner. A detached hold may have none before.
+    pub(super) fn own(&mut self, owner: Owner) -> OwnedClaim {
+        self.owners += 1;
+        let (key, space, grant) = (self.key.clone(), self.space, self.grant);
+        OwnedClaim { owner, key, space, grant, wake: Arc::clone(&self.wake) }
     }
+}
+
+/// Answer of the table to a claim.
+pub(super) enum MemoryAnswer {
+    /// The claim is held, or waits.
+    Entered(OwnedClaim),
+    Contended(Contended),
 }
 
 /// Effect of a table event on a claim.
@@ -123,12 +132,7 @@ enum Effect {
 }
 
 impl MemoryState {
-    pub(super) fn claim(
-        &mut self,
-        shared: &Arc<MemoryShared>,
-        claim: &Claim,
-        now: Time,
-    ) -> Result<Answer> {
+    pub(super) fn claim(&mut self, claim: &Claim, now: Time) -> Result<MemoryAnswer> {
         let owner = self.table.connect();
         let space = claim.mode.space();
         let want = TableClaim { owner, mode: claim.mode, lease: claim.ttl, queue: claim.queue };
@@ -137,7 +141,8 @@ impl MemoryState {
             ClaimAnswer::Queued(place) => (Some(place), None),
             ClaimAnswer::Contended => {
                 self.table.disconnect(owner, OnDisconnect::Release, now);
-                return Ok(Answer::Contended(self.contended(&claim.key, space, now)));
+                let contended = self.contended(&claim.key, space, now);
+                return Ok(MemoryAnswer::Contended(contended));
             }
             ClaimAnswer::Refused(refusal) => {
                 self.table.disconnect(owner, OnDisconnect::Release, now);
@@ -154,22 +159,17 @@ impl MemoryState {
             lost: None,
             handoff_requested: false,
             detached: claim.detached,
-            state: Weak::new(),
+            owners: 0,
             wake: Arc::new(Notify::new()),
         };
-        let state = entry.claim_state(shared, owner);
+        let entered = entry.own(owner);
         self.entries.insert(owner, entry);
         self.claims.insert(claim.id, owner);
-        Ok(answer(state, grant))
+        Ok(MemoryAnswer::Entered(entered))
     }
 
     /// Answer to a repeated claim: its place or its hold, if it still has one.
-    pub(super) fn repeat_claim(
-        &mut self,
-        shared: &Arc<MemoryShared>,
-        claim: &Claim,
-        now: Time,
-    ) -> Option<Answer> {
+    pub(super) fn repeat_claim(&mut self, claim: &Claim, now: Time) -> Option<OwnedClaim> {
         let owner = *self.claims.get(&claim.id)?;
         let entry = self.entries.get_mut(&owner)?;
         if let Some(grant) = entry.grant {
@@ -179,11 +179,15 @@ impl MemoryState {
         } else {
             entry.place?;
         }
-        // This comes last. The store is locked here, and dropping a `ClaimState` locks it again: an early return after
-        // this line could drop the last reference and deadlock. A detached hold may have no `ClaimState` left; then
-        // this makes a new one.
-        let state = entry.claim_state(shared, owner);
-        Some(answer(state, entry.grant))
+        Some(entry.own(owner))
+    }
+
+    /// Removes an owner of a claim. Without owners the claim loses its place or its hold.
+    pub(super) fn disown(&mut self, owner: Owner, now: Time) {
+        if let Some(entry) = self.entries.get_mut(&owner) {
+            entry.owners -= 1;
+        }
+        self.remove_if_unused(owner, now);
     }
 
     /// Applies the events of the table to the entries and wakes their owners; true if there was an event.
@@ -222,11 +226,11 @@ impl MemoryState {
         changed
     }
 
-    /// Removes an owner without a [`ClaimState`], unless it has a detached hold.
-    pub(super) fn remove_if_unused(&mut self, owner: Owner, now: Time) {
+    /// Removes a claim without owners, unless it has a detached hold.
+    fn remove_if_unused(&mut self, owner: Owner, now: Time) {
         let Some(entry) = self.entries.get(&owner) else { return };
         let keeps = entry.detached && entry.grant.is_some();
-        if entry.state.strong_count() == 0 && !keeps {
+        if entry.owners == 0 && !keeps {
             // If the claim was sent again after its end, its id belongs to the later entry.
             if self.claims.get(&entry.claim_id) == Some(&owner) {
                 self.claims.remove(&entry.claim_id);

@@ -19,6 +19,8 @@ use tenure_core::Time;
 use super::async_errors::AsyncErrors;
 use crate::{Clock, Error, ErrorKind, Result};
 
+/// Timeout of requests whose caller gives no limit.
+pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Header that makes a write conditional.
 const EXPECTED: &str = "Nats-Expected-Last-Subject-Sequence";
 /// Header of a message that deletes a key.

@@ -15,6 +15,10 @@ use crate::{Clock, Error, ErrorKind, Result};
 
 /// Timeout of the first connection.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time that another server of the cluster has to answer.
+pub(super) const INFO_TIMEOUT: Duration = Duration::from_secs(2);
+/// Largest number of servers that are contacted.
+pub(super) const MAX_SERVERS: usize = 16;
 /// Interval of pings. After two unanswered pings the client reconnects to another server. Only pings detect a server
 /// whose process is stopped (`SIGSTOP`): its connections stay open.
 const PING_INTERVAL: Duration = Duration::from_secs(1);

@@ -7,16 +7,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use futures_util::future::join_all;
 use tenure_core::Key;
 
-use super::NatsStore;
 use super::api::{ApiDeadline, KeyWrite, WriteOutcome};
-use super::bucket::{self, StreamInfo};
-use super::connect;
+use super::connect::{self, INFO_TIMEOUT, MAX_SERVERS};
 use super::inner::NatsInner;
 use super::layout::BucketLayout;
-use super::monitor;
 use super::options::{Credentials, Options};
-use super::settings;
-use super::watch;
+use super::stream::{self, StreamInfo};
+use super::{consumer, monitor, queue, settings};
 use crate::store::{Finding, KeySpace};
 use crate::{Error, ErrorKind, Result};
 
@@ -26,22 +23,17 @@ const PROBE_KEY: &str = "tenure/doctor";
 const UNREACHABLE_SEQUENCE: u64 = 1 << 60;
 /// Oldest supported version of the server.
 const MIN_SERVER_VERSION: (u32, u32) = (2, 9);
-/// Time that another server of the cluster has to answer.
-pub(super) const INFO_TIMEOUT: Duration = Duration::from_secs(2);
-/// Largest number of servers that are contacted.
-pub(super) const MAX_SERVERS: usize = 16;
 /// Largest clock difference that is not reported.
 const MAX_CLOCK_SKEW: Duration = Duration::from_secs(10);
 /// Lag in writes above which a replica is reported.
 const MAX_REPLICA_LAG: u64 = 1_000;
 
 /// Findings about the servers and the bucket. The caller has found that they answer.
-pub(super) async fn findings(store: &NatsStore, until: ApiDeadline) -> Vec<Finding> {
-    let inner = &store.inner;
+pub(super) async fn findings(inner: &NatsInner, created: bool, until: ApiDeadline) -> Vec<Finding> {
     let mut findings = vec![servers(inner).await, connection(inner)];
-    match bucket::info(&inner.api, &inner.stream, until).await {
+    match stream::info(&inner.api, &inner.stream, until).await {
         Ok(info) => {
-            findings.push(bucket_finding(inner, &info, store.created));
+            findings.push(bucket_finding(inner, &info, created));
             findings.push(settings::finding(&info, &inner.options.bucket, inner.layout));
             findings.extend(replicas(&info));
             findings.extend(clock(&info, SystemTime::now()));
@@ -49,7 +41,7 @@ pub(super) async fn findings(store: &NatsStore, until: ApiDeadline) -> Vec<Findi
         }
         Err(error) => findings.push(Finding::error("bucket", &error.into())),
     }
-    findings.extend(permissions(store, until).await);
+    findings.extend(permissions(inner, until).await);
     findings
 }
 
@@ -198,12 +190,12 @@ fn replicas(info: &StreamInfo) -> Option<Finding> {
                 .advise("a majority of its servers must be up and see each other"),
         );
     };
-    let behind = |peer: &&bucket::Peer| peer.offline || !peer.current || peer.lag > MAX_REPLICA_LAG;
+    let behind = |peer: &&stream::Peer| peer.offline || !peer.current || peer.lag > MAX_REPLICA_LAG;
     let lagging: Vec<_> = cluster
         .replicas
         .iter()
         .filter(behind)
-        .map(|bucket::Peer { name, offline, lag, .. }| {
+        .map(|stream::Peer { name, offline, lag, .. }| {
             if *offline {
                 format!("{name} is offline")
             } else {
@@ -249,8 +241,7 @@ fn clock(info: &StreamInfo, now: SystemTime) -> Option<Finding> {
 }
 
 /// Tests the permissions that locks need, each in a way that changes nothing.
-async fn permissions(store: &NatsStore, until: ApiDeadline) -> Vec<Finding> {
-    let inner = &store.inner;
+async fn permissions(inner: &NatsInner, until: ApiDeadline) -> Vec<Finding> {
     let key = Key::new(PROBE_KEY).expect("a valid key");
     let subject = inner.subject(&key, KeySpace::Lock);
     let (mut missing, mut granted) = (Vec::new(), vec!["read"]);
@@ -259,9 +250,9 @@ async fn permissions(store: &NatsStore, until: ApiDeadline) -> Vec<Finding> {
         Err(error) => missing.push((what, error)),
     };
     note("write", probe_write(inner, &subject, until).await);
-    note("watch", watch::probe(inner, &subject, until).await);
+    note("watch", consumer::probe(&inner.api, &inner.stream, &subject, until).await);
     if inner.layout == BucketLayout::Native {
-        note("purge", inner.probe_purge(&key, until).await);
+        note("purge", queue::probe_purge(inner, &key, until).await);
     }
     let mut findings: Vec<_> = missing
         .iter()

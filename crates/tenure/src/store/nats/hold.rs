@@ -10,11 +10,11 @@ use tenure_core::record::{Renewal, WriteFate};
 use tenure_core::{FencingToken, Key, Time};
 
 use super::api::{ApiDeadline, WriteOutcome};
-use super::bucket;
 use super::format::KeyRecord;
 use super::inner::{NatsInner, as_unknown};
 use super::keys::KnownKey;
 use super::layout::BucketLayout;
+use super::{queue, stream};
 use crate::store::{Handle, Hold, HoldEvent, KeySpace, Renewed};
 use crate::{Error, ErrorKind, Result};
 
@@ -174,7 +174,7 @@ impl Hold for NatsHold {
         renewed?;
         if self.inner.layout != BucketLayout::Native {
             let until = self.inner.api.deadline_after(limit);
-            let info = bucket::info(&self.inner.api, &self.inner.stream, until).await;
+            let info = stream::info(&self.inner.api, &self.inner.stream, until).await;
             let checked =
                 info.map_err(Error::from).and_then(|info| self.inner.check_bucket_ttl(&info));
             checked.map_err(|error| self.explain(error))?;
@@ -194,11 +194,11 @@ impl Hold for NatsHold {
         let until = self.inner.api.deadline_after(limit);
         self.change(NatsHoldChange::Release, limit).await?;
         if let Some(place) = self.place.take() {
-            let ticket = self.inner.ticket_subject(&self.key, self.space, self.claim);
+            let ticket = queue::ticket_subject(&self.inner, &self.key, self.space, self.claim);
             let (sequence, record) = (self.sequence, self.record.clone());
             let released = KnownKey { sequence, record, ..KnownKey::default() };
             // After the write that released the hold: `hand_over` says why.
-            self.inner.hand_over(&ticket, place, &released, until).await;
+            queue::hand_over(&self.inner, &ticket, place, &released, until).await;
         }
         Ok(())
     }

@@ -1,29 +1,25 @@
-//! State that a store shares with its holds and watches: claims, conditional writes and reads of records.
+//! State that a store shares with its holds and watches: conditional writes and reads of records.
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tenure_core::record::{
-    Lineage, LineageMark, RecordClaim, RecordDecision, RecordSource, SeenRecord, WriteFate,
-};
-use tenure_core::{FencingToken, Key, Time};
+use tenure_core::record::{Lineage, RecordClaim, RecordDecision, RecordSource, SeenRecord};
+use tenure_core::{Key, Time};
 
 use super::api::{Api, ApiDeadline, KeyWrite, Message, WriteOutcome};
 use super::bucket;
 use super::format::{KeyRecord, RecordHolder};
-use super::hold::NatsHold;
 use super::keys::{self, KnownKey, KnownKeys};
 use super::layout::BucketLayout;
-use super::lineage::{self, TokenError, went_back_error};
+use super::lineage::{self, went_back_error};
 use super::options::Options;
-use super::queue::{self, TicketQueues};
 use super::settings::{self, SettingsCheck};
-use super::watch::Watches;
-use crate::store::{
-    Answer, Claim, Contended, Grant, HolderState, KeySpace, KeyState, LeaseStart, Version,
-};
+use super::stream::{self, StreamInfo};
+use super::tickets::{self, TicketQueues};
+use super::watches::Watches;
+use crate::store::{Contended, KeySpace};
 use crate::{Error, ErrorKind, Result};
 
 pub(super) struct NatsInner {
@@ -40,7 +36,7 @@ pub(super) struct NatsInner {
     /// earlier hold may still land.
     pub(super) attempted: AtomicU64,
     lineage: Mutex<Lineage>,
-    settings_check: SettingsCheck,
+    pub(super) settings_check: SettingsCheck,
 }
 
 impl fmt::Display for NatsInner {
@@ -79,73 +75,17 @@ impl NatsInner {
         format!("$KV.{}.{}", self.options.bucket, self.layout.name(key, space))
     }
 
+    /// True if the bucket's layout has keys of this space. nlock's has locks only.
+    pub(super) fn has_space(&self, space: KeySpace) -> bool {
+        self.layout == BucketLayout::Native || space == KeySpace::Lock
+    }
+
     pub(super) fn now(&self) -> Time {
         self.api.clock.now()
     }
 
     pub(super) fn lineage(&self) -> MutexGuard<'_, Lineage> {
         self.lineage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Makes one attempt at a claim, through the ticket queue if the claim or the URL requests that.
-    pub(super) async fn claim(self: &Arc<Self>, claim: &Claim, limit: Duration) -> Result<Answer> {
-        let until = self.api.deadline_after(limit);
-        self.recheck_settings(until).await?;
-        self.check_ttl(claim.ttl)?;
-        if self.layout == BucketLayout::Native && (claim.fair || self.options.fair) {
-            return self.claim_in_order(claim, until).await;
-        }
-        self.claim_now(claim, until).await
-    }
-
-    /// Makes one attempt at a claim, without regard to the ticket queue.
-    pub(super) async fn claim_now(
-        self: &Arc<Self>,
-        claim: &Claim,
-        until: ApiDeadline,
-    ) -> Result<Answer> {
-        let subject = self.subject(&claim.key, claim.mode.space());
-        let request =
-            RecordClaim { id: claim.id, mode: claim.mode, lease: claim.ttl, by: &*claim.by };
-        // Optimistic: if a record that was seen recently allows the grant, the grant is written without a read, in a
-        // single request. If the record has changed since, the server refuses the write, and the claim continues with a
-        // read.
-        if let Some(known) = self.keys.known(&subject)
-            && known.may_be_overwritten(self.now(), self.api.connections())
-            && let RecordDecision::Write(next) = self.decide(&known, &request)
-            && let Some(grant) = self.take(claim, &subject, &known, next, until).await?
-        {
-            return Ok(Answer::Granted(grant));
-        }
-        self.refresh_server_time(until).await?;
-        // Two rounds: the second only if another write came between our read and our write.
-        let mut unread_version = Version::default();
-        for _ in 0..2 {
-            let known = self.read(&subject, until).await?;
-            match self.decide(&known, &request) {
-                RecordDecision::AlreadyGranted(_) => {
-                    return self.granted_before(claim, subject, known, until).await;
-                }
-                RecordDecision::Contended(holder) => {
-                    return Ok(Answer::Contended(self.contended(&known, holder)));
-                }
-                RecordDecision::LimitMismatch(other) => {
-                    let message =
-                        format!("the semaphore is in use with {other} slots: use the same number");
-                    return Err(Error::new(ErrorKind::Invalid, message));
-                }
-                RecordDecision::Write(next) => {
-                    unread_version = Version(!u128::from(known.sequence));
-                    if let Some(grant) = self.take(claim, &subject, &known, next, until).await? {
-                        return Ok(Answer::Granted(grant));
-                    }
-                }
-            }
-        }
-        // Another client was quicker twice, and its record was not read. The complement of a sequence is a version that
-        // no state of the key has: a caller that waits for a change from that version is woken at once, and claims
-        // again.
-        Ok(Answer::Contended(Contended { version: unread_version, ..Contended::default() }))
     }
 
     /// Refuses a ttl that the bucket cannot keep.
@@ -189,7 +129,7 @@ impl NatsInner {
             return Ok(());
         }
         let counters = self.settings_check.counters_now(self.api.connections());
-        let info = bucket::info(&self.api, &self.stream, until).await.map_err(|error| {
+        let info = stream::info(&self.api, &self.stream, until).await.map_err(|error| {
             // Always `Unavailable`, whatever the server answered: a restarting server may report that JetStream is off.
             // That says nothing about the bucket, and must not end holds as `Misconfigured` does.
             let message = "the settings of the bucket could not be read";
@@ -199,9 +139,9 @@ impl NatsInner {
     }
 
     /// Refuses a bucket that no longer keeps records safely, or whose layout has changed.
-    fn check_settings(
+    pub(super) fn check_settings(
         &self,
-        info: &bucket::StreamInfo,
+        info: &StreamInfo,
         counters: settings::SettingsCounters,
     ) -> Result<()> {
         // `replicas` and `ttl` are compared only when the store is opened: a cluster may be resized while clients run.
@@ -225,7 +165,7 @@ impl NatsInner {
     }
 
     /// Refuses a bucket in nlock's layout whose ttl was changed: a shortened ttl ends holds before their lease.
-    pub(super) fn check_bucket_ttl(&self, info: &bucket::StreamInfo) -> Result<()> {
+    pub(super) fn check_bucket_ttl(&self, info: &StreamInfo) -> Result<()> {
         match self.layout {
             BucketLayout::Nlock { ttl } if info.max_age() != ttl => {
                 let age = info.max_age();
@@ -259,198 +199,6 @@ impl NatsInner {
             version: keys::version_of(known, self.now()),
             retry_after: None,
             note: None,
-        }
-    }
-
-    /// Writes `next`, the record that contains our grant, if the record is still the known one; `None` if another write
-    /// came first.
-    pub(super) async fn take(
-        self: &Arc<Self>,
-        claim: &Claim,
-        subject: &str,
-        known: &KnownKey,
-        next: KeyRecord,
-        until: ApiDeadline,
-    ) -> Result<Option<Grant>> {
-        self.recheck_settings(until).await?;
-        if known.connection != self.api.connections() {
-            // Reconnected since the record was read: `KnownKey::may_be_overwritten` says why that counts as a conflict.
-            return Ok(None);
-        }
-        let before = self.lineage().mark();
-        // A claim with a ticket raises `served` to its place in the queue. No other claim changes `served`.
-        let place = (next.served > known.record.served).then_some(next.served);
-        let put = self.put(subject, known.sequence, next, self.write_deadline(until)).await?;
-        let (landed, lease_start, before) = match put {
-            (WriteOutcome::Done(_), written) => (written, LeaseStart::FromRequest, before),
-            (WriteOutcome::Conflict, _) => return Ok(None),
-            (WriteOutcome::Unclear(error), _) => {
-                let Ok(found) = self.read(subject, until).await else {
-                    return Err(as_unknown(error));
-                };
-                match found.record.fate_of_grant(claim.id, found.sequence, known.sequence) {
-                    // The grant is there, but this or an earlier write may have made it: its age is unknown. The lease
-                    // is counted from a confirming renewal instead.
-                    WriteFate::Landed => {
-                        let before = self.lineage().mark_of_earlier_write();
-                        (found, LeaseStart::FromConfirm, before)
-                    }
-                    WriteFate::Refused => return Ok(None),
-                    WriteFate::Unsettled => return Err(as_unknown(error)),
-                }
-            }
-        };
-        // The connection may have broken after `write` had checked it. The write was then sent over the next connection,
-        // and may have replaced the record of another holder: `KnownKey::may_be_overwritten`.
-        if self.api.connections() != known.connection {
-            let message = "the connection was replaced while the claim was written";
-            let withdrawn = self.withdraw(claim, subject, &landed, until).await;
-            return if withdrawn { Ok(None) } else { Err(Error::new(ErrorKind::Unknown, message)) };
-        }
-        // After the write, the bucket's info is read again in three cases:
-        // - The key had no record. The stream may be a new one of the same name, or may have dropped a holder's record.
-        // - nlock's layout: another participant may have changed the ttl, which is checked with every grant.
-        // - A recheck is due: the settings are doubtful since the last check.
-        let due = self.settings_check.is_due(self.api.connections());
-        let reread = known.sequence == 0 || self.layout != BucketLayout::Native || due;
-        let epoch = match self.epoch_of(claim, &landed, before, reread, until).await {
-            Ok(epoch) => epoch,
-            Err(error) => return Err(self.undo(claim, subject, &landed, error, until).await),
-        };
-        match self.granted(claim, subject.to_owned(), landed, epoch, lease_start, place) {
-            Answer::Granted(grant) => Ok(Some(grant)),
-            _ => Ok(None),
-        }
-    }
-
-    /// Answers with the grant that an earlier sending of the claim obtained.
-    pub(super) async fn granted_before(
-        self: &Arc<Self>,
-        claim: &Claim,
-        subject: String,
-        known: KnownKey,
-        until: ApiDeadline,
-    ) -> Result<Answer> {
-        let before = self.lineage().mark_of_earlier_write();
-        let epoch = match self.epoch_of(claim, &known, before, true, until).await {
-            Ok(epoch) => epoch,
-            Err(error) => return Err(self.undo(claim, &subject, &known, error, until).await),
-        };
-        Ok(self.granted(claim, subject, known, epoch, LeaseStart::FromConfirm, None))
-    }
-
-    pub(super) fn granted(
-        self: &Arc<Self>,
-        claim: &Claim,
-        subject: String,
-        known: KnownKey,
-        epoch: u64,
-        lease_start: LeaseStart,
-        place: Option<u64>,
-    ) -> Answer {
-        let KnownKey { sequence, record, connection: known_connection, .. } = known;
-        let holder = record.holder(claim.id);
-        let number = holder.map_or(sequence, |holder| holder.number(sequence));
-        let token = FencingToken::new(epoch, number);
-        let age = holder.map(|holder| holder.held_for).unwrap_or_default();
-        let hold = NatsHold {
-            inner: Arc::clone(self),
-            key: claim.key.clone(),
-            space: claim.mode.space(),
-            subject,
-            claim: claim.id,
-            token,
-            sequence,
-            record,
-            connection: known_connection,
-            held_since: self.now() - age,
-            place,
-        };
-        let hold = Box::new(hold);
-        Answer::Granted(Grant { token, lease_start, handoff_requested: false, grants: None, hold })
-    }
-
-    /// Undoes a grant that landed and gets no token, if `error` says that none of its tokens can be trusted. Returns
-    /// the error for the claim.
-    ///
-    /// - The stream went back: the token may have been handed out before.
-    /// - The bucket was edited, and may have dropped the record of a live holder: the key only looked free.
-    ///
-    /// The write has landed. So after any other error, and if it cannot be undone, the outcome of the claim is unknown:
-    /// "not granted" would leave the hold behind.
-    async fn undo(
-        &self,
-        claim: &Claim,
-        subject: &str,
-        landed: &KnownKey,
-        error: TokenError,
-        until: ApiDeadline,
-    ) -> Error {
-        let error = match error {
-            TokenError::WentBack(went_back) => went_back_error(went_back),
-            TokenError::Failed(error) => match error.kind() {
-                ErrorKind::NotHeld => {
-                    return Error::new(ErrorKind::Misconfigured, error.to_string());
-                }
-                ErrorKind::Misconfigured => error,
-                _ => return as_unknown(error),
-            },
-        };
-        if self.withdraw(claim, subject, landed, until).await {
-            return error;
-        }
-        Error::new(ErrorKind::Unknown, error.to_string())
-    }
-
-    /// Releases a grant in the record `landed`, which no caller has got. True if the grant is certainly gone.
-    async fn withdraw(
-        &self,
-        claim: &Claim,
-        subject: &str,
-        landed: &KnownKey,
-        until: ApiDeadline,
-    ) -> bool {
-        let Some(released) = landed.record.release(claim.id, landed.sequence) else { return true };
-        let undone = self.put(subject, landed.sequence, released, until).await;
-        matches!(undone, Ok((WriteOutcome::Done(_), _)))
-    }
-
-    /// Epoch of a grant in the record `landed`. `before` was taken before the write was sent.
-    ///
-    /// A stream that was deleted and created again counts from 1, under another epoch. A number that was seen before is
-    /// a sign of that, and the stream's info is then read. `reread` reads the info in any case: if the key had no
-    /// record, the write may have landed in a new stream that is already past the highest sequence seen.
-    async fn epoch_of(
-        &self,
-        claim: &Claim,
-        landed: &KnownKey,
-        before: LineageMark,
-        reread: bool,
-        until: ApiDeadline,
-    ) -> Result<u64, TokenError> {
-        let holder = landed.record.holder(claim.id);
-        let number = holder.map_or(landed.sequence, |holder| holder.number(landed.sequence));
-        if !self.lineage().doubts(number, before) && !reread {
-            return Ok(self.lineage().epoch());
-        }
-        let before_info = self.lineage().mark();
-        let counters = self.settings_check.counters_now(self.api.connections());
-        let info = bucket::info(&self.api, &self.stream, until).await.map_err(Error::from)?;
-        self.check_bucket_ttl(&info)?;
-        // A dropped record looks like a key that was never held. Only the settings show that the bucket drops records.
-        self.check_settings(&info, counters)?;
-        let mut lineage = self.lineage();
-        let now = self.api.clock.now();
-        let state = lineage::refresh(&mut lineage, &info, before_info, now)?;
-        match (lineage.epoch_of(number, before, Some(state)), self.layout) {
-            (Ok(epoch), _) => Ok(epoch),
-            // A restart of the server empties memory storage, which is normal in this layout. The server's time becomes
-            // a new, larger epoch, so that tokens still grow.
-            (Err(_), BucketLayout::Nlock { .. }) => {
-                lineage.begin_epoch(info.server_time()?, landed.sequence);
-                Ok(lineage.epoch())
-            }
-            (Err(went_back), BucketLayout::Native) => Err(went_back.into()),
         }
     }
 
@@ -496,7 +244,7 @@ impl NatsInner {
         }
         // A limit of the stream refused the write. The server's error does not contain the limit's value, which the
         // operator needs.
-        let Ok(info) = bucket::info(&self.api, &self.stream, until).await else {
+        let Ok(info) = stream::info(&self.api, &self.stream, until).await else {
             return Err(error);
         };
         let message = settings::limit_error(&info, &self.options.bucket, &error.to_string());
@@ -518,7 +266,7 @@ impl NatsInner {
         };
         let before = self.lineage().mark();
         if record.epoch != self.lineage().epoch() && record.epoch != 0 {
-            let info = bucket::info(&self.api, &self.stream, until).await?;
+            let info = stream::info(&self.api, &self.stream, until).await?;
             lineage::refresh(&mut self.lineage(), &info, before, self.now())?;
         }
         let checked = self.lineage().check_record(record.epoch, record.fence, sequence);
@@ -533,10 +281,10 @@ impl NatsInner {
     pub(super) fn note_message(&self, message: &Message, connection: u64) {
         let (now, root) = (self.now(), self.root());
         self.lineage().note(message.sequence);
-        if self.layout == BucketLayout::Native && queue::is_ticket(&root, &message.subject) {
+        if self.layout == BucketLayout::Native && tickets::is_ticket(&root, &message.subject) {
             // The record is noted before the ticket: the ticket's removal wakes the next waiter, which then decides on
             // the record. In the other order the waiter would find the lock held, and sleep until its next poll.
-            if let Some(record_message) = queue::handed_over_record(&root, message) {
+            if let Some(record_message) = tickets::handed_over_record(&root, message) {
                 self.note_message(&record_message, connection);
             }
             return self.queues.note_message(message);
@@ -562,12 +310,12 @@ impl NatsInner {
     }
 
     /// Reads the server's time again if the last reading is old.
-    async fn refresh_server_time(&self, until: ApiDeadline) -> Result<()> {
+    pub(super) async fn refresh_server_time(&self, until: ApiDeadline) -> Result<()> {
         let old = self.lineage().is_server_time_old(self.now());
         if self.layout == BucketLayout::Native && old {
             let counters = self.settings_check.counters_now(self.api.connections());
             let before = self.lineage().mark();
-            let info = bucket::info(&self.api, &self.stream, until).await?;
+            let info = stream::info(&self.api, &self.stream, until).await?;
             self.check_settings(&info, counters)?;
             lineage::refresh(&mut self.lineage(), &info, before, self.now())?;
         }
@@ -578,27 +326,6 @@ impl NatsInner {
     pub(super) fn write_deadline(&self, until: ApiDeadline) -> ApiDeadline {
         let now = self.now();
         ApiDeadline(now + until.0.since(now).mul_f64(0.7))
-    }
-
-    /// State of a key as `inspect` and `list` report it.
-    pub(super) fn key_state(&self, key: Key, space: KeySpace, known: &KnownKey) -> KeyState {
-        let now = self.now();
-        let lineage = *self.lineage();
-        let holders = known.holders(now).map(|holder| {
-            let number = holder.number(known.sequence);
-            let age = known.timestamp.map(|time| lineage.server_time(now).saturating_sub(time));
-            let margin = holder.lease.map(tenure_core::lease::margin).unwrap_or_default();
-            let end = known.observations.takeover_at(holder.claim) - margin;
-            HolderState {
-                by: Some(holder.by.clone()),
-                token: FencingToken::new(lineage.epoch(), number),
-                held_for: age.map(|age| holder.held_for + Duration::from_nanos(age)),
-                lease_left: holder.lease.map(|_| end.since(now)),
-                revision: Some(known.sequence),
-            }
-        });
-        let holders = holders.collect();
-        KeyState { key, space, holders, waiters: Vec::new(), version: keys::version_of(known, now) }
     }
 }
 

@@ -3,7 +3,7 @@
 use tenure_core::Time;
 use tenure_core::record::{Lineage, LineageMark, StreamState, WentBack};
 
-use super::bucket::StreamInfo;
+use super::stream::StreamInfo;
 use crate::{Error, ErrorKind, Result};
 
 pub(super) fn new(info: &StreamInfo, now: Time) -> Result<Lineage> {

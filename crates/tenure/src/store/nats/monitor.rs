@@ -9,7 +9,7 @@ use serde::Deserialize;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use super::examine::{INFO_TIMEOUT, MAX_SERVERS};
+use super::connect::{INFO_TIMEOUT, MAX_SERVERS};
 use super::inner::NatsInner;
 use super::layout::BucketLayout;
 use crate::store::Finding;

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use tenure_core::Time;
 
-use super::bucket::{StreamConfig, StreamInfo};
 use super::layout::BucketLayout;
+use super::stream::{StreamConfig, StreamInfo};
 use crate::store::Finding;
 
 /// Shortest time between two checks if the only reason is write conflicts, which are normal on contended keys.

@@ -3,26 +3,20 @@
 use std::time::Duration;
 
 use super::bucket::{BucketDeadline, BucketError, SwapResult};
-use super::inner::{BELL, ObjectInner, nonce};
-use super::{BucketStore, REQUEST_TIMEOUT};
+use super::inner::{BELL, ObjectInner, REQUEST_TIMEOUT, nonce};
 use crate::{Error, ErrorKind, Result};
 
 /// Removes garbage older than `older_than`, and returns the number of removed objects.
-pub(super) async fn clean(
-    store: &BucketStore,
-    inner: &ObjectInner,
-    older_than: Duration,
-) -> Result<u64> {
-    let at = |error: Error| error.at(store);
+pub(super) async fn clean(inner: &ObjectInner, older_than: Duration) -> Result<u64> {
     // A removed lock's counter is lost, and its next token is the store's time. The lock must be old enough for that
     // time to be past every token issued before.
     let older_than = older_than.max(inner.options.grain.slack());
-    verify_conditional_remove(inner, inner.until(REQUEST_TIMEOUT)).await.map_err(at)?;
+    verify_conditional_remove(inner, inner.until(REQUEST_TIMEOUT)).await?;
     let root = &inner.options.prefix;
     let (mut after, mut removed) = (None, 0);
     loop {
         let page = inner.bucket.list(root, after.as_deref(), inner.until(REQUEST_TIMEOUT)).await;
-        let page = page.map_err(|error| at(error.explain_read(&*inner.bucket)))?;
+        let page = page.map_err(|error| error.explain_read(&*inner.bucket))?;
         let Some(last) = page.last() else { return Ok(removed) };
         after = Some(last.clone());
         for name in &page {
@@ -30,7 +24,7 @@ pub(super) async fn clean(
                 Some(lock) => clean_bell(inner, lock, older_than).await,
                 None => clean_lock(inner, name, older_than).await,
             };
-            removed += u64::from(removal.map_err(at)?);
+            removed += u64::from(removal?);
         }
     }
 }

@@ -16,9 +16,9 @@ const REWRITE_PAUSE: Duration = Duration::from_millis(1_100);
 /// Clock difference from which credentials may fail.
 const MAX_CLOCK_SKEW: Duration = Duration::from_secs(300);
 
-pub(super) async fn findings(inner: &ObjectInner, limit: Duration) -> Vec<Finding> {
+/// Findings about a bucket that answers.
+pub(super) async fn findings(inner: &ObjectInner, until: BucketDeadline) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let until = inner.until(limit);
     let name = match nonce() {
         Ok(nonce) => format!("{}tenure-doctor-{nonce}", inner.options.prefix),
         Err(error) => {

@@ -10,8 +10,33 @@ use tenure_core::{FencingToken, Key, Time};
 use super::bucket::BucketDeadline;
 use super::format::{self, LockRecord};
 use super::inner::{KnownLock, MAX_WRITE_TRIES, ObjectInner, PutResult, as_unknown};
-use crate::store::{Handle, Hold, HoldEvent, Renewed};
+use crate::store::{Claim, Grant, Handle, Hold, HoldEvent, LeaseStart, Renewed};
 use crate::{Error, ErrorKind, Result};
+
+/// The grant of a claim that is held.
+pub(super) fn grant(
+    inner: &Arc<ObjectInner>,
+    claim: &Claim,
+    name: String,
+    known: KnownLock,
+    lease_start: LeaseStart,
+) -> Grant {
+    let record = known.sight.record.as_ref();
+    let fence = record.and_then(|record| record.fence).unwrap_or_default();
+    let handoff_requested = known.sight.waiter().is_some();
+    let hold = ObjectHold {
+        inner: Arc::clone(inner),
+        key: claim.key.clone(),
+        name,
+        id: format::owner(&claim.by, claim.id),
+        fence,
+        known,
+        last_read: inner.clock.now(),
+        last_write: inner.clock.now(),
+    };
+    let token = FencingToken::new(0, fence);
+    Grant { token, lease_start, handoff_requested, grants: None, hold: Box::new(hold) }
+}
 
 pub(super) struct ObjectHold {
     pub(super) inner: Arc<ObjectInner>,

@@ -1,25 +1,24 @@
-//! State that a store shares with its holds and places: reads of locks and bells, conditional writes, and claims.
+//! State that a store shares with its holds and places: reads of locks and bells, and conditional writes.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_core::object::takeover::{TakeoverEvidence, WriteStamp};
-use tenure_core::object::{MAX_HANDOFF_LEASE, NextHolder, ObjectDecision};
-use tenure_core::{FencingToken, Key, Random, Time};
+use tenure_core::object::{MAX_HANDOFF_LEASE, NextHolder};
+use tenure_core::{Key, Random, Time};
 
 use super::bucket::{
     Bucket, BucketDeadline, BucketError, EMPTY_BODY, ObjectVersion, ReadResult, SwapResult,
     WriteReceipt,
 };
-use super::format::{self, Bell, LockRecord, RecordExtra, Sight};
-use super::hold::ObjectHold;
+use super::format::{self, Bell, LockRecord, Sight};
 use super::observed::Observed;
 use super::options::Options;
-use super::place::{ObjectPlace, WaiterMark};
-use crate::store::{Answer, Claim, Contended, Grant, Identity, LeaseStart, Version};
+use crate::store::{Claim, Identity, Version};
 use crate::{Clock, Error, ErrorKind, Result};
 
+/// Timeout of requests whose caller gives no limit.
+pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time that the place is kept for its waiter after the waiter's last write.
 pub(super) const PLACE_LIFE: Duration = Duration::from_secs(15);
 /// Largest number of attempts within one request at a write that other writes come before.
@@ -333,185 +332,6 @@ impl ObjectInner {
             self.clock.sleep_until(at).await;
         }
         enough
-    }
-
-    /// Makes one attempt at a claim: takes the lock, or the place.
-    pub(super) async fn claim(self: &Arc<Self>, claim: &Claim, limit: Duration) -> Result<Answer> {
-        let name = self.name(&claim.key)?;
-        let id = format::owner(&claim.by, claim.id);
-        let until = self.until(limit);
-        let mut tried = false;
-        for _ in 0..MAX_WRITE_TRIES {
-            let sent = self.clock.now();
-            let known = self
-                .read_lock(&name, None, until)
-                .await
-                .map_err(|error| if tried { as_unknown(error) } else { error })?;
-            // We have written nothing in this wait, so that the store's clocks cannot be compared. Only observation
-            // counts, across earlier claims of this client.
-            let watch = known.watch(!claim.queue);
-            match known.sight.claim(
-                &id,
-                claim.ttl,
-                RecordExtra::default,
-                self.options.grain,
-                &watch,
-            ) {
-                ObjectDecision::AlreadyGranted => {
-                    // A write that landed within this request cannot be older than the request. An earlier one can.
-                    let lease_start =
-                        if tried { LeaseStart::FromRequest } else { LeaseStart::FromConfirm };
-                    return Ok(Answer::Granted(self.granted(claim, name, known, lease_start)));
-                }
-                ObjectDecision::Write(mut record) => {
-                    record.extra.info = Some((*claim.by).clone());
-                    match self.put(&name, &known, record, until).await? {
-                        PutResult::Won(known) => {
-                            let grant = self.granted(claim, name, *known, LeaseStart::FromRequest);
-                            return Ok(Answer::Granted(grant));
-                        }
-                        PutResult::Lost => {}
-                        PutResult::Throttled if tried => {
-                            let message = "the store throttles writes";
-                            return Err(Error::new(ErrorKind::Unknown, message));
-                        }
-                        PutResult::Throttled => return Ok(self.contended(None)),
-                        PutResult::Unclear(error, _)
-                            if self.clock.now() >= self.request_share(until).0 =>
-                        {
-                            return Err(error);
-                        }
-                        PutResult::Unclear(..) => tried = true,
-                    }
-                }
-                ObjectDecision::WaiterAhead => {
-                    return self.wait_for_place(claim, &name, known, sent);
-                }
-                ObjectDecision::Held => {
-                    if let Some(answer) = self.take_place(claim, &name, known, sent, until).await? {
-                        return Ok(answer);
-                    }
-                }
-            }
-        }
-        if tried {
-            let message = "other clients changed the record each time, after a write whose outcome is unknown";
-            return Err(Error::new(ErrorKind::Unknown, message));
-        }
-        Ok(self.contended(None))
-    }
-
-    /// Answers a claim when another client has the place: it waits for the place too, or fails if it must not.
-    fn wait_for_place(
-        self: &Arc<Self>,
-        claim: &Claim,
-        name: &str,
-        known: KnownLock,
-        sent: Time,
-    ) -> Result<Answer> {
-        if !claim.queue {
-            return Ok(self.contended(Some(&known)));
-        }
-        if claim.fail_if_contended {
-            return Err(contention_error(&known));
-        }
-        let place =
-            ObjectPlace::new(self, claim, name.to_owned(), known, WaiterMark::Nothing, sent);
-        Ok(Answer::Queued(Box::new(place)))
-    }
-
-    /// Takes the place while another client holds the lock; `None` if the lock changed in between.
-    async fn take_place(
-        self: &Arc<Self>,
-        claim: &Claim,
-        name: &str,
-        known: KnownLock,
-        sent: Time,
-        until: BucketDeadline,
-    ) -> Result<Option<Answer>> {
-        let id = format::owner(&claim.by, claim.id);
-        let queued = |known: KnownLock, mark: WaiterMark, stamp: Option<WriteStamp>| {
-            let mut place = ObjectPlace::new(self, claim, name.to_owned(), known, mark, sent);
-            place.stamped(stamp);
-            Ok(Some(Answer::Queued(Box::new(place))))
-        };
-        let named = known.sight.waiter().is_some_and(|waiter| waiter.id == id);
-        if named {
-            return queued(known, WaiterMark::Record, None);
-        }
-        if !known.sight.polls_bell() {
-            if !claim.queue {
-                return Ok(Some(self.contended(Some(&known))));
-            }
-            let Some(record) = &known.sight.record else { return Ok(None) };
-            let life = known.now(self.clock.now()) + self.place_life();
-            return match self.put(name, &known, record.with_waiter(&id, life), until).await? {
-                PutResult::Won(known) => queued(*known, WaiterMark::Record, None),
-                PutResult::Lost => Ok(None),
-                PutResult::Throttled => Ok(Some(self.contended(Some(&known)))),
-                PutResult::Unclear(error, _) => Err(error),
-            };
-        }
-        let rung = self.read_bell(name, until).await?;
-        let ours = rung.bell.as_ref().is_some_and(|bell| bell.next_holder.id == id);
-        if let (true, Some(version)) = (ours, &rung.version) {
-            let version = version.clone();
-            return queued(known, WaiterMark::Bell(version), None);
-        }
-        // A bell of the present owner is left over from its own wait.
-        let answered =
-            rung.bell.as_ref().is_some_and(|bell| known.sight.owned_by(&bell.next_holder.id));
-        if rung.alive && !answered || !claim.queue {
-            return self.wait_for_place(claim, name, known, sent).map(Some);
-        }
-        match self.ring(name, rung.version.as_ref(), claim, until).await {
-            Ok(Ring::Won(bell)) => queued(known, WaiterMark::Bell(bell.version), bell.stamp),
-            Ok(Ring::Lost) => self.wait_for_place(claim, name, known, sent).map(Some),
-            Err(BucketError::Throttled) => Ok(Some(self.contended(Some(&known)))),
-            Err(error) => Err(error.explain(&*self.bucket)),
-        }
-    }
-
-    fn contended(&self, known: Option<&KnownLock>) -> Answer {
-        let sight = known.map(|known| &known.sight);
-        let record = sight.and_then(|sight| sight.record.as_ref());
-        let expired = sight.filter(|sight| sight.seems_expired(self.options.grain));
-        Answer::Contended(Contended {
-            holder: record.map(holder_identity),
-            version: sight.map(|sight| version_of(sight, None)).unwrap_or_default(),
-            retry_after: Some(self.options.poll * 4),
-            note: expired.map(|sight| {
-                format!(
-                    "its lease seems to be over, but the store's headers alone do not prove it: wait for the lock, or \
-                     try again in {} s",
-                    sight.time_to_takeover().as_secs() + 1
-                )
-            }),
-        })
-    }
-
-    pub(super) fn granted(
-        self: &Arc<Self>,
-        claim: &Claim,
-        name: String,
-        known: KnownLock,
-        lease_start: LeaseStart,
-    ) -> Grant {
-        let record = known.sight.record.as_ref();
-        let fence = record.and_then(|record| record.fence).unwrap_or_default();
-        let handoff_requested = known.sight.waiter().is_some();
-        let hold = ObjectHold {
-            inner: Arc::clone(self),
-            key: claim.key.clone(),
-            name,
-            id: format::owner(&claim.by, claim.id),
-            fence,
-            known,
-            last_read: self.clock.now(),
-            last_write: self.clock.now(),
-        };
-        let token = FencingToken::new(0, fence);
-        Grant { token, lease_start, handoff_requested, grants: None, hold: Box::new(hold) }
     }
 
     /// Next holder by the bell, if it is rung. Its lease is short, in case the waiter is gone.

@@ -10,6 +10,7 @@ use tenure_core::{Rules, Time};
 
 use super::bucket::{BucketDeadline, BucketError, ObjectVersion};
 use super::format::{self, RecordExtra};
+use super::hold::grant;
 use super::inner::{KnownLock, ObjectInner, OwnBell, PutResult, Ring, contention_error};
 use crate::store::{Claim, Grant, LeaseStart, Place, Waited};
 use crate::{Error, ErrorKind, Result};
@@ -231,7 +232,7 @@ impl ObjectPlace {
     }
 
     fn granted(&self, lease_start: LeaseStart) -> Grant {
-        self.inner.granted(&self.claim, self.name.clone(), self.known.clone(), lease_start)
+        grant(&self.inner, &self.claim, self.name.clone(), self.known.clone(), lease_start)
     }
 
     fn pause(&self) -> Duration {

@@ -1,23 +1,25 @@
 //! Client-side state of a claim: waiting for a session, blocked in the server's queue, or holding the lock on a
 //! session.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{self, Arc, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tenure_core::{FencingToken, Random, Time};
 use tokio::sync::{Mutex, OwnedSemaphorePermit};
 use tokio::task::JoinHandle;
 
-use super::hold::AdvisoryHold;
 use super::pair::Pair;
-use super::place::AdvisoryPlace;
 use super::session::{Session, SessionClaim};
 use super::shared::AdvisoryShared;
 use super::sql::{self, ClaimWait, LockSpec};
 use super::tag::Tag;
+#[cfg(unix)]
+use crate::store::KeepOpen;
+use crate::store::pg::connect::SessionEnd;
 use crate::store::pg::failure;
-use crate::store::{Answer, Claim, Grant, LeaseStart, Mode, Waited};
+use crate::store::{Claim, Mode};
 use crate::{Error, ErrorKind, Key, Result, identity};
 
 /// Time that the answer of a blocking statement may take beyond the end of its wait.
@@ -31,6 +33,7 @@ const LOCK_NOT_AVAILABLE: &str = "55P03";
 /// releases the lock or leaves the queue.
 pub(super) struct ClaimState {
     shared: Arc<AdvisoryShared>,
+    known: Arc<AdvisoryClaims>,
     id: u128,
     pub(super) key: Key,
     spec: LockSpec,
@@ -50,12 +53,49 @@ enum AdvisoryStage {
     Released,
 }
 
+/// Answer of the server to a claim.
+pub(super) enum AdvisoryAnswer {
+    Granted(GrantedLock),
+    Queued,
+    /// Another session holds the lock, and the claim does not queue.
+    Busy,
+}
+
+/// Result of a wait.
+pub(super) enum AdvisoryWaited {
+    Granted(GrantedLock),
+    StillQueued,
+    Gone,
+}
+
+/// A granted lock, for its hold.
+pub(super) struct GrantedLock {
+    pub(super) token: FencingToken,
+    pub(super) terms: Option<u64>,
+    /// Subscription to the end of the session.
+    pub(super) end: SessionEnd,
+    #[cfg(unix)]
+    pub(super) keep_open: Option<Weak<dyn KeepOpen>>,
+}
+
 /// A held lock and its session.
-pub(super) struct HeldSession {
+struct HeldSession {
     session: Session,
     token: FencingToken,
     terms: Option<u64>,
     tag: Tag,
+}
+
+impl HeldSession {
+    fn granted(&self) -> GrantedLock {
+        GrantedLock {
+            token: self.token,
+            terms: self.terms,
+            end: self.session.end(),
+            #[cfg(unix)]
+            keep_open: self.session.keep_open(),
+        }
+    }
 }
 
 /// A task that blocks at the server. Dropping this aborts the task and closes its session.
@@ -73,7 +113,11 @@ impl Drop for Blocked {
 }
 
 impl ClaimState {
-    pub(super) fn new(shared: &Arc<AdvisoryShared>, claim: &Claim) -> Result<Arc<Self>> {
+    pub(super) fn new(
+        shared: &Arc<AdvisoryShared>,
+        known: &Arc<AdvisoryClaims>,
+        claim: &Claim,
+    ) -> Result<Arc<Self>> {
         let shared_lock = match claim.mode {
             Mode::Exclusive => false,
             Mode::Shared => true,
@@ -85,13 +129,14 @@ impl ClaimState {
         let pair = Pair::of(&claim.key)?;
         let state = Arc::new(Self {
             shared: Arc::clone(shared),
+            known: Arc::clone(known),
             id: claim.id,
             key: claim.key.clone(),
             spec: LockSpec { pair, shared: shared_lock, ttl: claim.ttl },
             tag: Tag::of(claim),
             stage: Mutex::new(AdvisoryStage::Idle),
         });
-        shared.register(claim.id, &state);
+        known.register(claim.id, &state);
         Ok(state)
     }
 
@@ -99,16 +144,15 @@ impl ClaimState {
         &self.shared
     }
 
-    /// Claims the lock, or repeats the answer of an earlier sending. `None` if another session holds the lock and the
-    /// claim does not queue.
-    pub(super) async fn ask(self: &Arc<Self>, queue: bool, by: Time) -> Result<Option<Answer>> {
+    /// Claims the lock, or repeats the answer of an earlier sending.
+    pub(super) async fn ask(&self, queue: bool, by: Time) -> Result<AdvisoryAnswer> {
         let mut stage = self.stage.lock().await;
         match &*stage {
             AdvisoryStage::Held(held) if held.session.is_usable() => {
-                return Ok(Some(Answer::Granted(self.grant(held))));
+                return Ok(AdvisoryAnswer::Granted(held.granted()));
             }
             AdvisoryStage::Blocked(_) | AdvisoryStage::BetweenWaits(..) => {
-                return Ok(Some(self.queued()));
+                return Ok(AdvisoryAnswer::Queued);
             }
             AdvisoryStage::Idle | AdvisoryStage::Held(_) | AdvisoryStage::Released => {
                 *stage = AdvisoryStage::Idle;
@@ -121,34 +165,20 @@ impl ClaimState {
         match session.claim(&self.tag, &self.spec, wait, by).await? {
             SessionClaim::Granted { token, at, terms } => {
                 let held = HeldSession { session, token, terms, tag: self.tag.clone().granted(at) };
-                let grant = self.grant(&held);
+                let granted = held.granted();
                 *stage = AdvisoryStage::Held(held);
-                Ok(Some(Answer::Granted(grant)))
+                Ok(AdvisoryAnswer::Granted(granted))
             }
             SessionClaim::Busy => {
                 let Some(permit) = permit else {
                     self.shared.idle.put(session);
-                    return Ok(queue.then(|| self.queued()));
+                    return Ok(if queue { AdvisoryAnswer::Queued } else { AdvisoryAnswer::Busy });
                 };
                 let blocked = self.block(session, permit);
                 self.wait_until_queued(&blocked, by).await;
                 *stage = AdvisoryStage::Blocked(blocked);
-                Ok(Some(self.queued()))
+                Ok(AdvisoryAnswer::Queued)
             }
-        }
-    }
-
-    fn queued(self: &Arc<Self>) -> Answer {
-        Answer::Queued(Box::new(AdvisoryPlace(Arc::clone(self))))
-    }
-
-    fn grant(self: &Arc<Self>, held: &HeldSession) -> Grant {
-        Grant {
-            token: held.token,
-            lease_start: LeaseStart::FromRequest,
-            handoff_requested: false,
-            grants: held.terms,
-            hold: Box::new(AdvisoryHold::new(Arc::clone(self), &held.session)),
         }
     }
 
@@ -183,19 +213,19 @@ impl ClaimState {
         }
     }
 
-    pub(super) async fn wait(self: &Arc<Self>, limit: Duration) -> Result<Waited> {
+    pub(super) async fn wait(&self, limit: Duration) -> Result<AdvisoryWaited> {
         let clock = &self.shared.clock;
         let by = clock.now() + limit;
         let mut stage = self.stage.lock().await;
         loop {
             match &mut *stage {
-                AdvisoryStage::Released => return Ok(Waited::Gone),
+                AdvisoryStage::Released => return Ok(AdvisoryWaited::Gone),
                 AdvisoryStage::Held(held) if held.session.is_usable() => {
-                    return Ok(Waited::Granted(self.grant(held)));
+                    return Ok(AdvisoryWaited::Granted(held.granted()));
                 }
                 AdvisoryStage::Held(_) => {
                     *stage = AdvisoryStage::Idle;
-                    return Ok(Waited::Gone);
+                    return Ok(AdvisoryWaited::Gone);
                 }
                 AdvisoryStage::Blocked(blocked) => {
                     let (session, claimed) = tokio::select! {
@@ -208,7 +238,7 @@ impl ClaimState {
                                 return Err(Error::new(ErrorKind::Shutdown, message).because(error));
                             }
                         },
-                        () = clock.sleep_until(by) => return Ok(Waited::StillQueued { ahead: None }),
+                        () = clock.sleep_until(by) => return Ok(AdvisoryWaited::StillQueued),
                     };
                     let permit = blocked.permit.take();
                     // Set before `next_stage`, whose error returns early: a wait that failed is over, and the next one
@@ -216,7 +246,7 @@ impl ClaimState {
                     *stage = AdvisoryStage::Idle;
                     *stage = self.next_stage(session, permit, claimed)?;
                     if let AdvisoryStage::BetweenWaits(..) = &*stage {
-                        return Ok(Waited::StillQueued { ahead: None });
+                        return Ok(AdvisoryWaited::StillQueued);
                     }
                 }
                 AdvisoryStage::BetweenWaits(..) => {
@@ -231,9 +261,9 @@ impl ClaimState {
                         biased;
                         permit = permits.acquire_owned() => match permit {
                             Ok(permit) => permit,
-                            Err(_) => return Ok(Waited::Gone),
+                            Err(_) => return Ok(AdvisoryWaited::Gone),
                         },
-                        () = clock.sleep_until(by) => return Ok(Waited::StillQueued { ahead: None }),
+                        () = clock.sleep_until(by) => return Ok(AdvisoryWaited::StillQueued),
                     };
                     let opened = self.shared.session(clock.now() + WAIT_ANSWER_GRACE).await;
                     let session = opened.map_err(failure::nothing_done)?;
@@ -332,12 +362,39 @@ fn not_held() -> Error {
 
 impl Drop for ClaimState {
     fn drop(&mut self) {
-        self.shared.unregister(self.id);
+        self.known.unregister(self.id);
     }
 }
 
 impl fmt::Debug for ClaimState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({}) on {}", self.key, self.spec.pair, self.shared)
+    }
+}
+
+/// Claims of a store that were sent. A claim that is sent again continues with its state.
+#[derive(Debug, Default)]
+pub(super) struct AdvisoryClaims(sync::Mutex<HashMap<u128, Weak<ClaimState>>>);
+
+impl AdvisoryClaims {
+    /// State of a claim that was sent before.
+    pub(super) fn claim_by_id(&self, id: u128) -> Option<Arc<ClaimState>> {
+        self.lock().get(&id).and_then(Weak::upgrade)
+    }
+
+    fn register(&self, id: u128, state: &Arc<ClaimState>) {
+        self.lock().insert(id, Arc::downgrade(state));
+    }
+
+    fn unregister(&self, id: u128) {
+        let mut claims = self.lock();
+        // The same claim may have been sent again meanwhile, and have a new state: that entry must stay.
+        if claims.get(&id).is_some_and(|state| state.strong_count() == 0) {
+            claims.remove(&id);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u128, Weak<ClaimState>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

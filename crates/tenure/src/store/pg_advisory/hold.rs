@@ -8,15 +8,31 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::claim::ClaimState;
-use super::session::Session;
+use super::claim::{ClaimState, GrantedLock};
 #[cfg(unix)]
 use crate::store::KeepOpen;
 use crate::store::pg::connect::SessionEnd;
-use crate::store::{Handle, Hold, HoldEvent, Loss, Renewed};
+use crate::store::{Grant, Handle, Hold, HoldEvent, LeaseStart, Loss, Renewed};
 use crate::{Error, ErrorKind, Result};
 
-pub(super) struct AdvisoryHold {
+/// The grant of a claim, with its hold.
+pub(super) fn grant(claim: &Arc<ClaimState>, granted: GrantedLock) -> Grant {
+    Grant {
+        token: granted.token,
+        lease_start: LeaseStart::FromRequest,
+        handoff_requested: false,
+        grants: granted.terms,
+        hold: Box::new(AdvisoryHold {
+            claim: Arc::clone(claim),
+            end: granted.end,
+            failed: None,
+            #[cfg(unix)]
+            keep_open: granted.keep_open,
+        }),
+    }
+}
+
+struct AdvisoryHold {
     claim: Arc<ClaimState>,
     /// Subscription to the end of the session.
     end: SessionEnd,
@@ -27,16 +43,6 @@ pub(super) struct AdvisoryHold {
 }
 
 impl AdvisoryHold {
-    pub(super) fn new(claim: Arc<ClaimState>, session: &Session) -> Self {
-        Self {
-            claim,
-            end: session.end(),
-            failed: None,
-            #[cfg(unix)]
-            keep_open: session.keep_open(),
-        }
-    }
-
     fn located(&self, error: Error) -> Error {
         error.on(&self.claim.key).at(self.claim.shared())
     }

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::claim::ClaimState;
+use super::claim::{AdvisoryWaited, ClaimState};
+use super::hold::grant;
 use crate::Result;
 use crate::store::{Place, Waited};
 
@@ -17,7 +18,12 @@ pub(super) struct AdvisoryPlace(pub(super) Arc<ClaimState>);
 impl Place for AdvisoryPlace {
     async fn wait(&mut self, limit: Duration) -> Result<Waited> {
         let waited = self.0.wait(limit).await;
-        waited.map_err(|error| error.on(&self.0.key).at(self.0.shared()))
+        let waited = waited.map_err(|error| error.on(&self.0.key).at(self.0.shared()))?;
+        Ok(match waited {
+            AdvisoryWaited::Granted(granted) => Waited::Granted(grant(&self.0, granted)),
+            AdvisoryWaited::StillQueued => Waited::StillQueued { ahead: None },
+            AdvisoryWaited::Gone => Waited::Gone,
+        })
     }
 
     async fn abandon(&mut self, limit: Duration) -> Result<()> {

@@ -1,19 +1,19 @@
 //! State that the store, its claims and its watchers share.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tenure_core::Time;
+use tenure_core::{Key, Time};
 use tokio::sync::Semaphore;
 
-use super::claim::ClaimState;
+use super::inspect::{self, LockSession};
 use super::pair::Pair;
 use super::session::{self, Session};
-use super::{inspect, sql};
+use super::sql;
 use crate::store::pg::idle::IdlePool;
 use crate::store::pg::incarnation::Incarnation;
 use crate::store::pg::settings::Settings;
@@ -21,6 +21,8 @@ use crate::store::pg::table::Table;
 use crate::store::pg::watch::{PolledVersions, WatchKey, WatchRegistry, Watched};
 use crate::{Clock, Error, ErrorKind, Result};
 
+/// Timeout of a request that has none of its own.
+pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of sessions of this process that block for one key. Each needs a connection; further waiters queue
 /// locally for their turn.
 const MAX_BLOCKED_PER_KEY: usize = 4;
@@ -42,7 +44,6 @@ pub(super) struct AdvisoryShared {
     pub(super) terms: Option<Arc<Table>>,
     incarnation: Arc<Incarnation>,
     read_permits: Semaphore,
-    claims: Mutex<HashMap<u128, Weak<ClaimState>>>,
     wait_permits: Mutex<HashMap<Pair, Weak<Semaphore>>>,
     watch: WatchRegistry,
     shown: String,
@@ -67,7 +68,6 @@ impl AdvisoryShared {
             terms: terms.map(Arc::new),
             incarnation: Arc::default(),
             read_permits: Semaphore::new(MAX_CONCURRENT_READS),
-            claims: Mutex::default(),
             wait_permits: Mutex::default(),
             watch: WatchRegistry::default(),
             shown,
@@ -151,21 +151,20 @@ impl AdvisoryShared {
         self.idle.close();
     }
 
-    /// State of a claim that was sent before.
-    pub(super) fn claim_by_id(&self, id: u128) -> Option<Arc<ClaimState>> {
-        lock(&self.claims).get(&id).and_then(Weak::upgrade)
+    /// Sessions that hold or wait for the locks of these pairs; of all pairs if there are none.
+    pub(super) async fn sessions(
+        &self,
+        pairs: &[Pair],
+    ) -> Result<BTreeMap<Pair, Vec<LockSession>>> {
+        let by = self.clock.now() + REQUEST_TIMEOUT;
+        let statement = |session: &Session| sql::sessions(session.version, pairs);
+        self.query(by, statement, inspect::by_pair).await
     }
 
-    pub(super) fn register(&self, id: u128, state: &Arc<ClaimState>) {
-        lock(&self.claims).insert(id, Arc::downgrade(state));
-    }
-
-    pub(super) fn unregister(&self, id: u128) {
-        let mut claims = lock(&self.claims);
-        // The same claim may have been sent again meanwhile, and have a new state: that entry must stay.
-        if claims.get(&id).is_some_and(|state| state.strong_count() == 0) {
-            claims.remove(&id);
-        }
+    /// Sessions that hold or wait for the lock of a key.
+    pub(super) async fn sessions_of(&self, key: &Key) -> Result<Vec<LockSession>> {
+        let found = self.sessions(&[Pair::of(key)?]).await?;
+        Ok(found.into_values().flatten().collect())
     }
 
     /// Permits to block at the server for one key.

@@ -1,6 +1,5 @@
 //! A hold: a row, or an element of a shared row, that names its holder.
 
-use std::fmt;
 use std::future::pending;
 use std::sync::Arc;
 #[cfg(unix)]
@@ -8,62 +7,14 @@ use std::sync::Weak;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tenure_core::Key;
 use tokio_postgres::types::Type;
 
+use super::hold_name::HoldName;
 use super::renewals;
 use super::shared::LeaseShared;
 use crate::store::pg::clock::Reading;
-use crate::store::{Handle, Hold, HoldEvent, KeySpace, Loss, Renewed};
+use crate::store::{Handle, Hold, HoldEvent, Loss, Renewed};
 use crate::{Error, ErrorKind, Result};
-
-/// Identity of a hold in the table.
-#[derive(Clone)]
-pub(super) struct HoldName {
-    pub(super) space: i16,
-    pub(super) key: Key,
-    /// True if the hold shares its row with other holds.
-    pub(super) shared_row: bool,
-    pub(super) number: i64,
-    pub(super) secret: [u8; 16],
-}
-
-impl HoldName {
-    /// Handle of the hold: secret text with which any process can renew and release it.
-    pub(super) fn handle(&self) -> Handle {
-        let kind = match (self.space, self.shared_row) {
-            (_, false) => 'x',
-            (0, true) => 'r',
-            (_, true) => 's',
-        };
-        Handle::new(format!("{kind}{}-{:032x}", self.number, u128::from_be_bytes(self.secret)))
-    }
-
-    pub(super) fn parse(key: &Key, handle: &Handle) -> Option<Self> {
-        let (kind, rest) = handle.expose().split_at_checked(1)?;
-        let (space, shared_row) = match kind {
-            "x" => (KeySpace::Lock, false),
-            "r" => (KeySpace::Lock, true),
-            "s" => (KeySpace::Semaphore, true),
-            _ => return None,
-        };
-        let (number, secret) = rest.split_once('-')?;
-        let secret = u128::from_str_radix(secret, 16).ok().filter(|_| secret.len() == 32)?;
-        Some(Self {
-            space: super::shared::space_number(space),
-            key: key.clone(),
-            shared_row,
-            number: number.parse().ok()?,
-            secret: secret.to_be_bytes(),
-        })
-    }
-}
-
-impl fmt::Debug for HoldName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} number {}", self.key, self.number)
-    }
-}
 
 #[derive(Debug)]
 pub(super) struct LeaseHold {

@@ -6,8 +6,10 @@ use std::time::Duration;
 use tenure_core::{FencingToken, Key};
 use tokio_postgres::Row;
 
-use super::watch::UNSETTLED;
 use crate::store::{HolderState, Identity, KeySpace, KeyState, Version};
+
+/// Version for a claim that was neither granted nor refused because of a holder: retry soon.
+pub(super) const UNSETTLED: Version = Version(u128::MAX);
 
 /// One holder in the answer to `inspect` or `list`.
 pub(super) struct LeaseHolder {

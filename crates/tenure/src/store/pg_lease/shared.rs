@@ -9,10 +9,9 @@ use std::time::Duration;
 use tenure_core::Time;
 use tokio_postgres::Row;
 
-use super::renewals::{LeaseQueue, LeaseRenewer};
+use super::renewal_queue::{LeaseQueue, LeaseRenewer};
 use super::schema;
 use super::sql::LeaseStatements;
-use crate::store::KeySpace;
 use crate::store::pg::clock::{DbClock, Reading};
 use crate::store::pg::connect::Parameter;
 use crate::store::pg::failure;
@@ -23,6 +22,10 @@ use crate::store::pg::table::Table;
 use crate::store::pg::watch::WatchRegistry;
 use crate::{Clock, Error, ErrorKind, Result};
 
+/// Timeout of a request that has none of its own.
+pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Default name of the table.
+pub(super) const DEFAULT_TABLE: &str = "tenure_locks";
 /// Maximum number of connections for requests; one more listens while keys are watched.
 const MAX_CONNECTIONS: usize = 4;
 
@@ -48,7 +51,7 @@ pub(super) struct LeaseShared {
 
 impl LeaseShared {
     pub(super) fn new(settings: Settings, table: Table, poll: Option<Duration>) -> Self {
-        let shown = if table.shown() == super::DEFAULT_TABLE {
+        let shown = if table.shown() == DEFAULT_TABLE {
             settings.to_string()
         } else {
             format!("{settings}?table={}", table.shown())
@@ -171,14 +174,6 @@ impl LeaseShared {
 
     pub(super) fn hold_ended(&self) {
         self.holds.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// Number of a key space in the table.
-pub(super) fn space_number(space: KeySpace) -> i16 {
-    match space {
-        KeySpace::Lock => 0,
-        KeySpace::Semaphore => 1,
     }
 }
 

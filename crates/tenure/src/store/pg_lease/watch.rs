@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use tenure_core::{Key, Time};
 use tokio_postgres::types::Type;
 
-use super::inspect::{LeaseHolder, version_of};
+use super::inspect::{LeaseHolder, UNSETTLED, version_of};
 use super::shared::LeaseShared;
 use crate::store::Version;
 use crate::store::pg::clock::Reading;
@@ -16,9 +16,7 @@ use crate::store::pg::settings::Settings;
 use crate::store::pg::watch::{self, PolledVersions, WatchKey, WatchRegistry, Watched};
 use crate::{Clock, Result};
 
-/// Version for a claim that was neither granted nor refused because of a holder: retry soon.
-pub(super) const UNSETTLED: Version = Version(u128::MAX);
-/// Pause before such a claim is retried.
+/// Pause before a claim without an answer is retried.
 const UNSETTLED_RETRY_PAUSE: Duration = Duration::from_millis(40);
 
 /// Resolves when the version of the key differs from `since`.

@@ -1,29 +1,37 @@
 //! Client-side state of a claim at a server: its stage, its connection, and the server's messages about it.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use tenure_core::wire::{ClaimId, ExtensionRequest, Request};
 use tenure_core::{Key, LockToken, Time};
 use tokio::sync::watch;
 
-use super::connection::{Connection, ConnectionEnd, OwnedReply};
-use super::{Protocol, ServerShared, wire_key};
+use super::connection::{Connection, ConnectionEnd};
+use super::pool::FreeConnections;
+use super::wire::{OwnedReply, Protocol, wire_key};
+use crate::Clock;
 use crate::store::{Claim, KeySpace, Loss};
+
+/// A connection with the claims that it carries.
+pub(super) type ServerConnection = Connection<ClaimState>;
 
 /// State of a claim. When the last reference is dropped, the claim leaves the queue or releases its hold, as if its
 /// process had died.
 pub(super) struct ClaimState {
-    shared: Arc<ServerShared>,
-    connection: Arc<Connection>,
+    known: Arc<ServerClaims>,
+    connection: Arc<ServerConnection>,
+    protocol: Protocol,
     pub(super) id: u128,
     pub(super) key: Key,
     pub(super) space: KeySpace,
     /// The hold outlives its connection.
     pub(super) detached: bool,
-    /// The claim waits, or has waited, on a connection of its own, as the plain protocol requires.
-    pub(super) own_connection: bool,
+    /// Pool that keeps the connection afterwards, if the claim waits, or has waited, on a connection of its own, as the
+    /// plain protocol requires.
+    pool: Option<Arc<FreeConnections<Self>>>,
     /// Token number of its grant.
     number: OnceLock<u64>,
     state: watch::Sender<ClaimStatus>,
@@ -61,21 +69,24 @@ pub(super) enum ClaimStage {
 }
 
 impl ClaimState {
+    /// Returns the state of a claim that is about to be sent. `pool` is given if the claim has the connection for itself.
     pub(super) fn new(
-        shared: &Arc<ServerShared>,
-        connection: Arc<Connection>,
+        known: &Arc<ServerClaims>,
+        connection: Arc<ServerConnection>,
+        protocol: Protocol,
         claim: &Claim,
-        own_connection: bool,
+        pool: Option<Arc<FreeConnections<Self>>>,
     ) -> Arc<Self> {
         let stage = ClaimStage::Asked;
         let claim_state = Arc::new(Self {
-            shared: Arc::clone(shared),
+            known: Arc::clone(known),
             connection,
+            protocol,
             id: claim.id,
             key: claim.key.clone(),
             space: claim.mode.space(),
             detached: claim.detached,
-            own_connection,
+            pool,
             number: OnceLock::new(),
             state: watch::Sender::new(ClaimStatus {
                 stage,
@@ -83,16 +94,17 @@ impl ClaimState {
                 detached: false,
             }),
         });
-        shared.register(&claim_state);
+        known.register(&claim_state);
         claim_state
     }
 
-    pub(super) fn connection(&self) -> &Arc<Connection> {
+    pub(super) fn connection(&self) -> &Arc<ServerConnection> {
         &self.connection
     }
 
-    pub(super) fn shared(&self) -> &Arc<ServerShared> {
-        &self.shared
+    /// True if the claim has its connection for itself.
+    pub(super) fn has_own_connection(&self) -> bool {
+        self.pool.is_some()
     }
 
     pub(super) fn number(&self) -> Option<u64> {
@@ -108,7 +120,7 @@ impl ClaimState {
     }
 
     /// Waits for an answer and returns the stage; `None` if `until` has passed before.
-    pub(super) async fn wait_answered(&self, until: Time) -> Option<ClaimStage> {
+    pub(super) async fn wait_answered(&self, clock: &Clock, until: Time) -> Option<ClaimStage> {
         let mut news = self.watch();
         let answered = async {
             let answered = news.wait_for(|state| state.stage != ClaimStage::Asked).await;
@@ -117,7 +129,7 @@ impl ClaimState {
         tokio::select! {
             biased;
             stage = answered => Some(stage),
-            () = self.shared.clock.sleep_until(until) => None,
+            () = clock.sleep_until(until) => None,
         }
     }
 
@@ -144,8 +156,8 @@ impl ClaimState {
             let next = match (&state.stage, reply) {
                 (ClaimStage::Asked | ClaimStage::Waiting, OwnedReply::Granted { token, lease }) => {
                     let number = *self.number.get_or_init(|| token.number());
-                    self.shared.note_number(number, self.id);
-                    ClaimStage::Held { token, lease: self.shared.protocol.lease_from_wire(lease) }
+                    self.known.note_number(number, self.id);
+                    ClaimStage::Held { token, lease: self.protocol.lease_from_wire(lease) }
                 }
                 (ClaimStage::Asked, OwnedReply::Queued) => ClaimStage::Waiting,
                 (ClaimStage::Asked, OwnedReply::Timeout) => ClaimStage::Busy,
@@ -184,8 +196,7 @@ impl ClaimState {
                 // connection may have been closed by a proxy, or by the server because this client did not read, and a
                 // detached hold does not end with it. A server that stops says that a place is gone.
                 ClaimStage::Waiting
-                    if *end == ConnectionEnd::ClosedByPeer
-                        && self.shared.protocol == Protocol::Plain =>
+                    if *end == ConnectionEnd::ClosedByPeer && self.protocol == Protocol::Plain =>
                 {
                     ClaimStage::Gone
                 }
@@ -200,11 +211,11 @@ impl ClaimState {
 
 impl Drop for ClaimState {
     fn drop(&mut self) {
-        self.shared.unregister(self);
+        self.known.unregister(self);
         let ClaimStatus { stage, detached: left, .. } = self.state.borrow().clone();
         let kept = left || self.detached;
         let key = wire_key(&self.key);
-        match (self.shared.protocol, stage) {
+        match (self.protocol, stage) {
             (_, ClaimStage::Held { .. }) if kept => {}
             (Protocol::Extended, ClaimStage::Held { .. } | ClaimStage::Waiting) => {
                 self.connection.send_without_reply(&Request::Extended(ExtensionRequest::Abandon {
@@ -216,20 +227,20 @@ impl Drop for ClaimState {
                 self.connection.send_without_reply(&Request::Release { key, space, token });
             }
             // Closing the connection leaves the queue: the plain protocol has no request for it.
-            (Protocol::Plain, ClaimStage::Asked | ClaimStage::Waiting) if self.own_connection => {
+            (Protocol::Plain, ClaimStage::Asked | ClaimStage::Waiting) if self.pool.is_some() => {
                 self.connection.close();
             }
             _ => {}
         }
-        if self.own_connection {
-            self.shared.return_connection(Arc::clone(&self.connection));
+        if let Some(pool) = &self.pool {
+            pool.put(Arc::clone(&self.connection));
         }
     }
 }
 
 impl fmt::Debug for ClaimState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} on {}: {:?}", self.key, self.shared, self.stage())
+        write!(f, "{}: {:?}", self.key, self.stage())
     }
 }
 
@@ -240,5 +251,62 @@ impl crate::store::KeepOpen for ClaimState {
             ClaimStage::Held { .. } => self.connection.keep_open(),
             _ => Err(std::io::ErrorKind::NotConnected.into()),
         }
+    }
+}
+
+/// Live claims of a store. A claim that is sent again continues here, and pushed messages find their claim here.
+#[derive(Default)]
+pub(super) struct ServerClaims(Mutex<ClaimRegistry>);
+
+/// Live claims, by claim id and by token number.
+#[derive(Default)]
+struct ClaimRegistry {
+    by_id: HashMap<u128, Weak<ClaimState>>,
+    by_number: HashMap<u64, u128>,
+}
+
+impl ServerClaims {
+    fn register(&self, state: &Arc<ClaimState>) {
+        self.lock().by_id.insert(state.id, Arc::downgrade(state));
+    }
+
+    /// Removes a claim. If the claim was sent again, its id belongs to the later state.
+    fn unregister(&self, state: &ClaimState) {
+        let mut registry = self.lock();
+        let own = |known: &Weak<ClaimState>| std::ptr::eq(known.as_ptr(), state);
+        if registry.by_id.get(&state.id).is_some_and(own) {
+            registry.by_id.remove(&state.id);
+        }
+        if let Some(number) = state.number() {
+            registry.by_number.remove(&number);
+        }
+    }
+
+    fn note_number(&self, number: u64, id: u128) {
+        self.lock().by_number.insert(number, id);
+    }
+
+    pub(super) fn claim_by_id(&self, id: u128) -> Option<Arc<ClaimState>> {
+        self.lock().by_id.get(&id).and_then(Weak::upgrade)
+    }
+
+    pub(super) fn claim_by_number(&self, number: u64) -> Option<Arc<ClaimState>> {
+        let state = {
+            let registry = self.lock();
+            registry.by_id.get(registry.by_number.get(&number)?).and_then(Weak::upgrade)
+        };
+        state.filter(|state| state.number() == Some(number))
+    }
+
+    /// Every live claim.
+    pub(super) fn all(&self) -> Vec<Arc<ClaimState>> {
+        let mut claims: Vec<_> = self.lock().by_id.values().filter_map(Weak::upgrade).collect();
+        // Sorted, so that a simulated run is repeatable: a hash map has no fixed order.
+        claims.sort_unstable_by_key(|claim| claim.id);
+        claims
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ClaimRegistry> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,104 +1,45 @@
-//! A connection to a lock server. Requests are sent in order; one task reads replies and pushed messages.
+//! A connection to a lock server, as its users see it: requests are sent in order, and each waits for its reply.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::io;
 #[cfg(unix)]
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use tenure_core::wire::{ClaimId, Push, Reply, Request};
-use tenure_core::{LockToken, Time};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tenure_core::Time;
+use tenure_core::wire::Request;
+use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::{Notify, oneshot};
 
-use super::ServerShared;
-use super::claim::ClaimState;
+use super::wire::{NoReply, OwnedReply};
 use crate::Clock;
 
 /// Maximum number of unanswered requests of a connection.
 const MAX_REQUESTS_IN_FLIGHT: usize = 65_536;
-/// Longest line of a server: a page of a list with many holders.
-const MAX_REPLY_BYTES: usize = 32 << 20;
 /// Interval between pings. Servers of the plain protocol close connections that are idle for 23 seconds.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A byte stream, plain or TLS.
-pub(super) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
-
-/// Reply of a server, parsed and owned.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum OwnedReply {
-    Done,
-    Granted { token: LockToken, lease: u64 },
-    Acquired,
-    Queued,
-    Number(u64),
-    Renewed { lease: u64, waiters: u64 },
-    Timeout,
-    Json(Box<[u8]>),
-    Error(String),
-}
-
-impl OwnedReply {
-    fn parse(line: &[u8]) -> Option<Self> {
-        Some(match Reply::parse(line)? {
-            Reply::Done => Self::Done,
-            Reply::Granted { token, lease } => Self::Granted { token, lease },
-            Reply::Acquired { .. } => Self::Acquired,
-            Reply::Queued => Self::Queued,
-            Reply::Number(number) => Self::Number(number),
-            Reply::Renewed { lease, waiters } => Self::Renewed { lease, waiters },
-            Reply::Timeout => Self::Timeout,
-            Reply::Json(json) => Self::Json(json.into()),
-            Reply::Error(why) => Self::Error(String::from_utf8_lossy(why).into_owned()),
-        })
-    }
-}
-
-/// Reason for the lack of a reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NoReply {
-    /// The request was not sent.
-    Unsent,
-    /// The connection ended before the reply arrived.
-    Disconnected,
-    /// The time limit passed before the reply arrived.
-    TimedOut,
-}
-
-/// Reason for the end of a connection.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum ConnectionEnd {
-    /// The server closed the connection, or a proxy between did.
-    ClosedByPeer,
-    /// This client closed the connection.
-    ClosedByClient,
-    /// The connection broke, and the server may not have noticed.
-    Broken(Arc<str>),
-}
-
 /// A connection to the server. It is closed when its last user drops it.
-pub(super) struct Connection(Arc<ConnectionInner>);
+///
+/// `C` is the state of a claim, which replies to claims are for.
+pub(super) struct Connection<C>(Arc<ConnectionInner<C>>);
 
-struct ConnectionInner {
-    /// Store that gets the pushed messages; set once the connection has proved usable.
-    shared: OnceLock<Weak<ServerShared>>,
+/// State of a connection, for its users and for its task.
+pub(super) struct ConnectionInner<C> {
     clock: Clock,
-    state: Mutex<ConnectionState>,
+    state: Mutex<ConnectionState<C>>,
     /// Notified when there is output to send, and when the connection is to be closed.
     wake: Notify,
     /// Notified when the connection needs pings.
     wake_pings: Notify,
 }
 
-struct ConnectionState {
+struct ConnectionState<C> {
     output: Vec<u8>,
     /// Recipients of the next replies, in order.
-    awaiting_reply: VecDeque<ReplyTarget>,
+    awaiting_reply: VecDeque<ReplyTarget<C>>,
     watches: HashMap<u64, oneshot::Sender<()>>,
     last_watch: u64,
     last_sent: Time,
@@ -112,20 +53,31 @@ struct ConnectionState {
 }
 
 /// Recipient of a reply.
-enum ReplyTarget {
+pub(super) enum ReplyTarget<C> {
     Caller(oneshot::Sender<OwnedReply>),
-    Claim(Arc<ClaimState>),
-    Wait(Weak<ClaimState>),
+    Claim(Arc<C>),
+    Wait(Weak<C>),
     Discard,
 }
 
-impl Connection {
-    /// Starts the connection on a stream. `keep_open_fd` is another descriptor of the same socket, if it is one.
-    pub(super) fn start(
-        stream: impl ByteStream + 'static,
-        #[cfg(unix)] keep_open_fd: Option<OwnedFd>,
-        clock: &Clock,
-    ) -> Arc<Self> {
+/// Requests and watches that were open when the connection ended.
+type Unanswered<C> = (VecDeque<ReplyTarget<C>>, HashMap<u64, oneshot::Sender<()>>);
+
+/// Reason for the end of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum ConnectionEnd {
+    /// The server closed the connection, or a proxy between did.
+    ClosedByPeer,
+    /// This client closed the connection.
+    ClosedByClient,
+    /// The connection broke, and the server may not have noticed.
+    Broken(Arc<str>),
+}
+
+impl<C> Connection<C> {
+    /// Returns the connection whose task is about to start. `keep_open_fd` is another descriptor of its socket, if the
+    /// stream is a socket.
+    pub(super) fn new(#[cfg(unix)] keep_open_fd: Option<OwnedFd>, clock: &Clock) -> Arc<Self> {
         let state = ConnectionState {
             output: Vec::new(),
             awaiting_reply: VecDeque::new(),
@@ -140,21 +92,17 @@ impl Connection {
             #[cfg(unix)]
             keep_open_fd,
         };
-        let inner = Arc::new(ConnectionInner {
-            shared: OnceLock::new(),
+        Arc::new(Self(Arc::new(ConnectionInner {
             clock: clock.clone(),
             state: Mutex::new(state),
             wake: Notify::new(),
             wake_pings: Notify::new(),
-        });
-        tokio::spawn(run(Arc::clone(&inner), stream));
-        Arc::new(Self(inner))
+        })))
     }
 
-    /// Attaches the connection to a store, for whose claims it is used from now on.
-    pub(super) fn attach(&self, shared: &Arc<ServerShared>) {
-        // Set once, by the store that made the connection.
-        let _ = self.0.shared.set(Arc::downgrade(shared));
+    /// The part that outlives this handle until the task has ended.
+    pub(super) fn inner(&self) -> &Arc<ConnectionInner<C>> {
+        &self.0
     }
 
     /// Sends pings from now on whenever the connection is idle.
@@ -196,11 +144,7 @@ impl Connection {
     }
 
     /// Sends a claim. The claim state is kept alive until the reply arrives.
-    pub(super) fn claim(
-        &self,
-        request: &Request<'_>,
-        claim_state: &Arc<ClaimState>,
-    ) -> Result<(), NoReply> {
+    pub(super) fn claim(&self, request: &Request<'_>, claim_state: &Arc<C>) -> Result<(), NoReply> {
         let target = ReplyTarget::Claim(Arc::clone(claim_state));
         self.0.send([(request, target)]).map_err(|()| NoReply::Unsent)
     }
@@ -210,7 +154,7 @@ impl Connection {
         &self,
         claim: &Request<'_>,
         wait: &Request<'_>,
-        claim_state: &Arc<ClaimState>,
+        claim_state: &Arc<C>,
     ) -> Result<(), NoReply> {
         let claim = (claim, ReplyTarget::Claim(Arc::clone(claim_state)));
         let wait = (wait, ReplyTarget::Wait(Arc::downgrade(claim_state)));
@@ -258,24 +202,27 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl<C> Drop for Connection<C> {
     fn drop(&mut self) {
         self.close();
     }
 }
 
-impl fmt::Debug for Connection {
+impl<C> fmt::Debug for Connection<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").field("end", &self.end()).finish_non_exhaustive()
     }
 }
 
-impl ConnectionInner {
-    fn lock(&self) -> MutexGuard<'_, ConnectionState> {
+impl<C> ConnectionInner<C> {
+    fn lock(&self) -> MutexGuard<'_, ConnectionState<C>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn send<const N: usize>(&self, requests: [(&Request<'_>, ReplyTarget); N]) -> Result<(), ()> {
+    fn send<const N: usize>(
+        &self,
+        requests: [(&Request<'_>, ReplyTarget<C>); N],
+    ) -> Result<(), ()> {
         let mut state = self.lock();
         if state.end.is_some()
             || state.closing
@@ -296,201 +243,89 @@ impl ConnectionInner {
         Ok(())
     }
 
-    /// Passes a line to its recipient.
-    fn handle_line(&self, line: &[u8]) -> Result<(), &'static str> {
-        if line.first() == Some(&b'!') {
-            if let Some(push) = Push::parse(line) {
-                self.handle_push(&push);
-            }
-            return Ok(());
+    /// Recipient of the next reply.
+    pub(super) fn next_target(&self) -> Option<ReplyTarget<C>> {
+        self.lock().awaiting_reply.pop_front()
+    }
+
+    /// Wakes the watch that the server has reported a change for.
+    pub(super) fn wake_watch(&self, id: u64) {
+        if let Some(watch) = self.lock().watches.remove(&id) {
+            // Fails if the watch was dropped meanwhile.
+            let _ = watch.send(());
         }
-        let reply = OwnedReply::parse(line).ok_or("the server sent a line that is not a reply")?;
-        let target = self
-            .lock()
-            .awaiting_reply
-            .pop_front()
-            .ok_or("the server sent a reply without a request")?;
-        match target {
-            // Fails if the caller has timed out.
-            ReplyTarget::Caller(caller) => drop(caller.send(reply)),
-            ReplyTarget::Claim(claim_state) => claim_state.handle_reply(reply),
-            ReplyTarget::Wait(claim_state) => {
-                if let Some(claim_state) = claim_state.upgrade() {
-                    claim_state.handle_reply(reply);
+    }
+
+    /// Records the end of the connection. Requests and watches fail when the returned value is dropped.
+    pub(super) fn finish(&self, end: &ConnectionEnd) -> Unanswered<C> {
+        let mut state = self.lock();
+        state.end = Some(end.clone());
+        state.output = Vec::new();
+        #[cfg(unix)]
+        drop(state.keep_open_fd.take());
+        (std::mem::take(&mut state.awaiting_reply), std::mem::take(&mut state.watches))
+    }
+
+    /// Writes the output until the connection is to be closed, or broken.
+    pub(super) async fn write(&self, writer: &mut (impl AsyncWrite + Unpin)) -> ConnectionEnd {
+        loop {
+            let (out, closing) = {
+                let mut state = self.lock();
+                (std::mem::take(&mut state.output), state.closing)
+            };
+            if out.is_empty() {
+                if closing {
+                    return ConnectionEnd::ClosedByClient;
                 }
+                self.wake.notified().await;
+                continue;
             }
-            ReplyTarget::Discard => {}
-        }
-        Ok(())
-    }
-
-    fn handle_push(&self, push: &Push<'_>) {
-        let Some(shared) = self.shared.get().and_then(Weak::upgrade) else { return };
-        match *push {
-            Push::Changed { id } => {
-                if let Some(watch) = self.lock().watches.remove(&id) {
-                    // Fails if the watch was dropped meanwhile.
-                    let _ = watch.send(());
-                }
-            }
-            Push::Granted { id: ClaimId(id), token, lease } => {
-                if let Some(claim_state) =
-                    shared.claim_by_id(id).filter(|claim_state| self.carries(claim_state))
-                {
-                    claim_state.handle_reply(OwnedReply::Granted { token, lease });
-                }
-            }
-            Push::Gone { id: ClaimId(id) } => {
-                if let Some(claim_state) =
-                    shared.claim_by_id(id).filter(|claim_state| self.carries(claim_state))
-                {
-                    claim_state.handle_gone();
-                }
-            }
-            Push::HandoffRequested { number } => {
-                if let Some(claim_state) =
-                    shared.claim_by_number(number).filter(|claim_state| self.carries(claim_state))
-                {
-                    claim_state.handle_handoff_request();
-                }
-            }
-            Push::Ended { number, why } => {
-                if let Some(claim_state) =
-                    shared.claim_by_number(number).filter(|claim_state| self.carries(claim_state))
-                {
-                    claim_state.handle_ended(why);
-                }
+            let written = async {
+                writer.write_all(&out).await?;
+                writer.flush().await
+            };
+            if let Err(error) = written.await {
+                return ConnectionEnd::Broken(error.to_string().into());
             }
         }
     }
 
-    fn carries(&self, claim_state: &Arc<ClaimState>) -> bool {
-        std::ptr::eq(Arc::as_ptr(&claim_state.connection().0), self)
-    }
-
-    /// Ends the connection: all requests and watches fail, and its claims are notified.
-    fn handle_end(&self, end: &ConnectionEnd) {
-        let (targets, watches) = {
-            let mut state = self.lock();
-            state.end = Some(end.clone());
-            state.output = Vec::new();
-            #[cfg(unix)]
-            drop(state.keep_open_fd.take());
-            (std::mem::take(&mut state.awaiting_reply), std::mem::take(&mut state.watches))
-        };
-        if let Some(shared) = self.shared.get().and_then(Weak::upgrade) {
-            for claim_state in
-                shared.all_claims().iter().filter(|claim_state| self.carries(claim_state))
-            {
-                claim_state.handle_disconnect(end);
+    /// Sends pings on an idle connection.
+    pub(super) async fn ping(&self) -> std::convert::Infallible {
+        while !self.lock().pings {
+            self.wake_pings.notified().await;
+        }
+        loop {
+            let (sent, idle) = {
+                let state = self.lock();
+                (state.last_sent, state.awaiting_reply.is_empty())
+            };
+            let due = sent + PING_INTERVAL;
+            let now = self.clock.now();
+            if now < due {
+                self.clock.sleep_until(due).await;
+            } else if idle {
+                // Fails if the connection has just ended, which needs no ping.
+                let _ = self.send([(&Request::Ping, ReplyTarget::Discard)]);
+            } else {
+                self.clock.sleep_until(now + PING_INTERVAL).await;
             }
-        }
-        drop((targets, watches));
-    }
-}
-
-/// Reads and writes until either ends.
-async fn run(inner: Arc<ConnectionInner>, stream: impl ByteStream) {
-    let (mut reader, mut writer) = tokio::io::split(stream);
-    let end = tokio::select! {
-        biased;
-        end = read(&inner, &mut reader) => end,
-        end = write(&inner, &mut writer) => end,
-        never = ping(&inner) => match never {},
-    };
-    // The socket is closed before any claim learns of the end. Otherwise a claim could be sent again on another
-    // connection while the server still counts the old one as open, and be refused as claimed elsewhere.
-    drop((reader, writer));
-    if let ConnectionEnd::Broken(why) = &end {
-        tracing::debug!(name: "tenure.disconnected", %why);
-    }
-    inner.handle_end(&end);
-}
-
-async fn read(inner: &ConnectionInner, reader: &mut (impl AsyncRead + Unpin)) -> ConnectionEnd {
-    let mut buffer = Vec::with_capacity(4096);
-    let mut scanned = 0;
-    loop {
-        match reader.read_buf(&mut buffer).await {
-            Ok(0) => return ConnectionEnd::ClosedByPeer,
-            Ok(_) => {}
-            Err(error) => return ConnectionEnd::Broken(error.to_string().into()),
-        }
-        let mut begin = 0;
-        while let Some(at) = buffer[scanned..].iter().position(|byte| *byte == b'\n') {
-            let line = &buffer[begin..scanned + at];
-            let line = line.strip_suffix(b"\r").unwrap_or(line);
-            if let Err(why) = inner.handle_line(line) {
-                return ConnectionEnd::Broken(why.into());
-            }
-            scanned += at + 1;
-            begin = scanned;
-        }
-        buffer.drain(..begin);
-        scanned = buffer.len();
-        if buffer.len() > MAX_REPLY_BYTES {
-            return ConnectionEnd::Broken("a reply is too long".into());
-        }
-        if buffer.is_empty() {
-            buffer.shrink_to(64 << 10);
-        }
-    }
-}
-
-async fn write(inner: &ConnectionInner, writer: &mut (impl AsyncWrite + Unpin)) -> ConnectionEnd {
-    loop {
-        let (out, closing) = {
-            let mut state = inner.lock();
-            (std::mem::take(&mut state.output), state.closing)
-        };
-        if out.is_empty() {
-            if closing {
-                return ConnectionEnd::ClosedByClient;
-            }
-            inner.wake.notified().await;
-            continue;
-        }
-        let written = async {
-            writer.write_all(&out).await?;
-            writer.flush().await
-        };
-        if let Err(error) = written.await {
-            return ConnectionEnd::Broken(error.to_string().into());
-        }
-    }
-}
-
-/// Sends pings on an idle connection.
-async fn ping(inner: &ConnectionInner) -> std::convert::Infallible {
-    while !inner.lock().pings {
-        inner.wake_pings.notified().await;
-    }
-    loop {
-        let (sent, idle) = {
-            let state = inner.lock();
-            (state.last_sent, state.awaiting_reply.is_empty())
-        };
-        let due = sent + PING_INTERVAL;
-        let now = inner.clock.now();
-        if now < due {
-            inner.clock.sleep_until(due).await;
-        } else if idle {
-            // Fails if the connection has just ended, which needs no ping.
-            let _ = inner.send([(&Request::Ping, ReplyTarget::Discard)]);
-        } else {
-            inner.clock.sleep_until(now + PING_INTERVAL).await;
         }
     }
 }
 
 #[cfg(all(test, unix))]
 mod tests {
+    use tokio::io::AsyncReadExt as _;
+
+    use super::super::claim::ServerConnection;
+    use super::super::task::start;
     use super::*;
 
-    fn connection(clock: &Clock) -> (Arc<Connection>, tokio::io::DuplexStream) {
+    fn connection(clock: &Clock) -> (Arc<ServerConnection>, tokio::io::DuplexStream) {
         let (ours, theirs) = tokio::io::duplex(4096);
         let fd = std::fs::File::open("/dev/null").expect("there is one").into();
-        (Connection::start(ours, Some(fd), clock), theirs)
+        (start(ours, Some(fd), clock, &Arc::default()), theirs)
     }
 
     #[tokio::test]

@@ -12,9 +12,11 @@ use tenure_core::Time;
 use tenure_core::wire::{ExtensionRequest, MAX_LINE, Request};
 use tokio::net::TcpStream;
 
-use super::connection::{ByteStream, Connection, OwnedReply};
+use super::claim::{ServerClaims, ServerConnection};
+use super::errors::{unavailable, unexpected_reply, unreadable_reply};
 use super::options::{Address, Options};
-use super::{unavailable, unexpected_reply};
+use super::task::{self, ByteStream};
+use super::wire::{NoReply, OwnedReply};
 use crate::store::Identity;
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -23,12 +25,12 @@ const MAX_PLAIN_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
 /// Time without any traffic after which a connection is considered dead.
 const DEAD_AFTER: Duration = Duration::from_secs(20);
 
-pub(super) const NEEDS_SECRET: &str = "the server refused the auth token: give the right one in $TENURE_AUTH_TOKEN, ?auth_token_file=FILE or the URL";
-
 /// Connects to one server.
 pub(super) struct Dialer {
     options: Options,
     clock: Clock,
+    /// Claims that pushed messages on the connections are for.
+    claims: Arc<ServerClaims>,
     /// Makes the streams, if the store was opened with connections of its user.
     connect: Option<StreamFn>,
     #[cfg(feature = "tls")]
@@ -99,15 +101,25 @@ impl Greeting {
 
 impl Dialer {
     #[cfg(feature = "tls")]
-    pub(super) fn new(options: Options, clock: Clock, connect: Option<StreamFn>) -> Result<Self> {
+    pub(super) fn new(
+        options: Options,
+        clock: Clock,
+        claims: Arc<ServerClaims>,
+        connect: Option<StreamFn>,
+    ) -> Result<Self> {
         let tls = options.tls.then(|| super::tls::connector(&options)).transpose()?;
-        Ok(Self { options, clock, connect, tls })
+        Ok(Self { options, clock, claims, connect, tls })
     }
 
     #[cfg(not(feature = "tls"))]
     #[expect(clippy::unnecessary_wraps, reason = "certificates can be bad")]
-    pub(super) fn new(options: Options, clock: Clock, connect: Option<StreamFn>) -> Result<Self> {
-        Ok(Self { options, clock, connect })
+    pub(super) fn new(
+        options: Options,
+        clock: Clock,
+        claims: Arc<ServerClaims>,
+        connect: Option<StreamFn>,
+    ) -> Result<Self> {
+        Ok(Self { options, clock, claims, connect })
     }
 
     pub(super) fn options(&self) -> &Options {
@@ -125,7 +137,7 @@ impl Dialer {
     }
 
     /// Connects to the first address that answers.
-    pub(super) async fn dial(&self, until: Time) -> Result<(Arc<Connection>, Greeting)> {
+    pub(super) async fn dial(&self, until: Time) -> Result<(Arc<ServerConnection>, Greeting)> {
         tokio::runtime::Handle::try_current().map_err(|error| {
             let message = "a connection needs a tokio runtime: connect from within one";
             Error::new(ErrorKind::Invalid, message).because(error)
@@ -148,7 +160,7 @@ impl Dialer {
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
-        Err(failed.unwrap_or_else(|| unavailable(super::NoReply::Unsent)).at(self))
+        Err(failed.unwrap_or_else(|| unavailable(NoReply::Unsent)).at(self))
     }
 
     /// Connects to `at`, one of the socket addresses that `address` resolves to.
@@ -157,16 +169,16 @@ impl Dialer {
         address: &Address,
         at: SocketAddr,
         until: Time,
-    ) -> Result<(Arc<Connection>, Greeting)> {
+    ) -> Result<(Arc<ServerConnection>, Greeting)> {
         self.attempt(address, self.connect(address, TcpStream::connect(at)), until).await
     }
 
     async fn attempt(
         &self,
         address: &Address,
-        connecting: impl Future<Output = Result<Arc<Connection>>>,
+        connecting: impl Future<Output = Result<Arc<ServerConnection>>>,
         until: Time,
-    ) -> Result<(Arc<Connection>, Greeting)> {
+    ) -> Result<(Arc<ServerConnection>, Greeting)> {
         let attempt = async {
             let connection = connecting.await?;
             let greeting = self.greet(&connection, until).await?;
@@ -186,7 +198,7 @@ impl Dialer {
         &self,
         address: &Address,
         stream: impl Future<Output = io::Result<TcpStream>>,
-    ) -> Result<Arc<Connection>> {
+    ) -> Result<Arc<ServerConnection>> {
         let cannot = |error| cannot_connect(address, error);
         let stream = stream.await.map_err(cannot)?;
         set_socket_options(&stream).map_err(cannot)?;
@@ -195,18 +207,20 @@ impl Dialer {
         #[cfg(feature = "tls")]
         if let Some(tls) = &self.tls {
             let stream = super::tls::handshake(tls, &address.host, stream).await?;
-            return Ok(Connection::start(
+            return Ok(task::start(
                 stream,
                 #[cfg(unix)]
                 Some(fd),
                 &self.clock,
+                &self.claims,
             ));
         }
-        Ok(Connection::start(
+        Ok(task::start(
             stream,
             #[cfg(unix)]
             Some(fd),
             &self.clock,
+            &self.claims,
         ))
     }
 
@@ -215,19 +229,20 @@ impl Dialer {
         &self,
         StreamFn(connect): &StreamFn,
         address: &Address,
-    ) -> Result<Arc<Connection>> {
+    ) -> Result<Arc<ServerConnection>> {
         let stream = connect(&address.host, address.port).await;
         let stream = stream.map_err(|error| cannot_connect(address, error))?;
-        Ok(Connection::start(
+        Ok(task::start(
             stream,
             #[cfg(unix)]
             None,
             &self.clock,
+            &self.claims,
         ))
     }
 
     /// Authenticates, and asks whether the server speaks tenure's extension.
-    async fn greet(&self, connection: &Connection, until: Time) -> Result<Greeting> {
+    async fn greet(&self, connection: &ServerConnection, until: Time) -> Result<Greeting> {
         if let Some(secret) = &self.options.secret {
             match connection
                 .ask(&Request::Auth { secret: &secret.0 }, until)
@@ -243,7 +258,7 @@ impl Dialer {
         let about = client_description();
         let hello = Request::Extended(ExtensionRequest::Hello { about: about.as_bytes() });
         match connection.ask(&hello, until).await.map_err(unavailable)? {
-            OwnedReply::Json(json) => Greeting::parse(&json).ok_or_else(super::unreadable_reply),
+            OwnedReply::Json(json) => Greeting::parse(&json).ok_or_else(unreadable_reply),
             OwnedReply::Error(why) if why.is_empty() => {
                 connection.enable_pings();
                 Ok(Greeting::PLAIN)

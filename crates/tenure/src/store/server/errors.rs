@@ -1,8 +1,9 @@
 //! Errors for missing replies and refusals of a server.
 
-use super::connection::{NoReply, OwnedReply};
-use super::dial::NEEDS_SECRET;
+use super::wire::{NoReply, OwnedReply};
 use crate::{Error, ErrorKind};
+
+const NEEDS_SECRET: &str = "the server refused the auth token: give the right one in $TENURE_AUTH_TOKEN, ?auth_token_file=FILE or the URL";
 
 /// Error of a request that changes something and got no reply.
 pub(super) fn unknown_outcome(no_reply: NoReply) -> Error {

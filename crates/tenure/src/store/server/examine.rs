@@ -7,7 +7,8 @@ use std::time::Duration;
 use tenure_core::Time;
 
 use super::options::{Address, Options};
-use super::{LockServerStore, Protocol};
+use super::shared::ServerShared;
+use super::wire::Protocol;
 use crate::store::Finding;
 use crate::store::examine::in_whole_units;
 
@@ -21,8 +22,7 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
 const TRIES_PER_MACHINE: usize = 2;
 
 /// Findings about a server beyond its reachability.
-pub(super) fn findings(store: &LockServerStore) -> Vec<Finding> {
-    let shared = &store.0;
+pub(super) fn findings(shared: &ServerShared) -> Vec<Finding> {
     let (greeting, options) = (&shared.greeting, shared.dialer.options());
     let mut findings = Vec::new();
     if shared.protocol == Protocol::Plain {
@@ -53,8 +53,8 @@ pub(super) fn findings(store: &LockServerStore) -> Vec<Finding> {
 
 /// Connects to every socket address of the URL and compares the instances: two servers behind one name would grant
 /// every lock twice.
-pub(super) async fn addresses(store: &LockServerStore, until: Time) -> Finding {
-    let dialer = &store.0.dialer;
+pub(super) async fn addresses(shared: &ServerShared, until: Time) -> Finding {
+    let dialer = &shared.dialer;
     let mut machines: Vec<(&Address, SocketAddr)> = Vec::new();
     for address in &dialer.options().addresses {
         match tokio::net::lookup_host((&*address.host, address.port)).await {
@@ -76,7 +76,7 @@ pub(super) async fn addresses(store: &LockServerStore, until: Time) -> Finding {
     for &(address, at) in &machines {
         for _ in 0..TRIES_PER_MACHINE {
             // The limit per connection leaves time for the rest if one machine hangs.
-            let until = until.min(store.0.clock.now() + DIAL_TIMEOUT);
+            let until = until.min(shared.clock.now() + DIAL_TIMEOUT);
             match dialer.dial_at(address, at, until).await {
                 Ok((_, greeting)) => _ = instances.insert(greeting.instance),
                 Err(_) => silent.push(at.to_string()),

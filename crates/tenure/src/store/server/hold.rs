@@ -10,16 +10,23 @@ use async_trait::async_trait;
 use tenure_core::wire::{ClaimId, ExtensionRequest, Request};
 use tenure_core::{FencingToken, Key, LockToken, Time};
 
-use super::claim::{ClaimStage, ClaimState};
-use super::connection::{Connection, OwnedReply};
-use super::{Protocol, ServerShared, unexpected_reply, unknown_outcome, wire_key};
+use super::claim::{ClaimStage, ClaimState, ServerConnection};
+use super::errors::{unexpected_reply, unknown_outcome};
+use super::query;
+use super::shared::ServerShared;
+use super::wire::{OwnedReply, Protocol, wire_key};
 use crate::store::{Grant, Handle, Hold, HoldEvent, KeySpace, LeaseStart, Loss, Renewed};
 use crate::{Error, ErrorKind, Result};
 
 /// The grant of a claim that is held.
-pub(super) fn grant(claim: Arc<ClaimState>, token: LockToken, lease_start: LeaseStart) -> Grant {
+pub(super) fn grant(
+    shared: &Arc<ServerShared>,
+    claim: Arc<ClaimState>,
+    token: LockToken,
+    lease_start: LeaseStart,
+) -> Grant {
     let hold = ServerHold {
-        shared: Arc::clone(claim.shared()),
+        shared: Arc::clone(shared),
         key: claim.key.clone(),
         space: claim.space,
         token,
@@ -54,7 +61,7 @@ impl ServerHold {
     }
 
     /// The connection that the hold is bound to; the shared connection if it is not bound to one.
-    async fn connection(&self, until: Time) -> Result<Arc<Connection>> {
+    async fn connection(&self, until: Time) -> Result<Arc<ServerConnection>> {
         match &self.claim {
             Some(claim) if !claim.detached => {
                 if claim.connection().is_open() {
@@ -145,10 +152,7 @@ impl Hold for ServerHold {
 
     async fn check_handoff(&mut self, limit: Duration) -> Result<bool> {
         let until = self.shared.clock.now() + limit;
-        let shown = match self.shared.protocol {
-            Protocol::Extended => self.shared.query(&self.key, self.space, until).await,
-            Protocol::Plain => self.shared.inspect_plain(&self.key, self.space).await,
-        };
+        let shown = query::state(&self.shared, &self.key, self.space, until).await;
         shown
             .map(|state| !state.waiters.is_empty())
             .map_err(|error| error.on(&self.key).at(&self.shared))
@@ -206,7 +210,7 @@ impl Hold for ServerHold {
 
 /// Releases a hold by its token; true if it was held.
 pub(super) async fn release(
-    connection: &Connection,
+    connection: &ServerConnection,
     key: &Key,
     space: KeySpace,
     token: LockToken,

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 use tenure_core::{FencingToken, Key};
 
-use super::WIRE_BLANK;
+use super::wire::WIRE_BLANK;
 use crate::store::{HistoryEvent, HolderState, Identity, KeySpace, KeyState, Version, WaiterState};
 
 /// Identity as it is sent with a claim, on one line.

@@ -7,9 +7,10 @@ use async_trait::async_trait;
 use tenure_core::wire::{ClaimId, ExtensionRequest, Request};
 
 use super::claim::{ClaimStage, ClaimState};
-use super::connection::{NoReply, OwnedReply};
+use super::errors::{unexpected_reply, unknown_outcome};
 use super::hold::{grant, release};
-use super::{Protocol, unexpected_reply, unknown_outcome};
+use super::shared::ServerShared;
+use super::wire::{NoReply, OwnedReply, Protocol};
 use crate::Result;
 use crate::store::{LeaseStart, Loss, Place, Waited};
 
@@ -18,12 +19,15 @@ const POSITION_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A place in a queue of the server.
 #[derive(Debug)]
-pub(super) struct ServerPlace(pub(super) Arc<ClaimState>);
+pub(super) struct ServerPlace {
+    pub(super) shared: Arc<ServerShared>,
+    pub(super) claim: Arc<ClaimState>,
+}
 
 #[async_trait]
 impl Place for ServerPlace {
     async fn wait(&mut self, limit: Duration) -> Result<Waited> {
-        let claim = &self.0;
+        let Self { shared, claim } = self;
         let mut news = claim.watch();
         let over = async {
             let over =
@@ -31,21 +35,24 @@ impl Place for ServerPlace {
             let seen = news.wait_for(|state| over(&state.stage)).await;
             seen.map_or(ClaimStage::Unclear, |state| state.stage.clone())
         };
-        let clock = &claim.shared().clock;
+        let clock = &shared.clock;
         let stage = tokio::select! {
             biased;
             stage = over => stage,
             () = clock.sleep_until(clock.now() + limit) => ClaimStage::Waiting,
         };
         match stage {
-            ClaimStage::Held { token, .. } => {
-                Ok(Waited::Granted(grant(Arc::clone(claim), token, LeaseStart::FromConfirm)))
-            }
+            ClaimStage::Held { token, .. } => Ok(Waited::Granted(grant(
+                shared,
+                Arc::clone(claim),
+                token,
+                LeaseStart::FromConfirm,
+            ))),
             ClaimStage::Asked | ClaimStage::Waiting => {
                 Ok(Waited::StillQueued { ahead: self.ahead().await })
             }
             ClaimStage::Unclear => {
-                Err(unknown_outcome(NoReply::Disconnected).on(&claim.key).at(claim.shared()))
+                Err(unknown_outcome(NoReply::Disconnected).on(&claim.key).at(shared))
             }
             ClaimStage::Busy | ClaimStage::Refused(_) | ClaimStage::Gone | ClaimStage::Lost(_) => {
                 Ok(Waited::Gone)
@@ -54,10 +61,10 @@ impl Place for ServerPlace {
     }
 
     async fn abandon(&mut self, limit: Duration) -> Result<()> {
-        let claim = &self.0;
+        let Self { shared, claim } = self;
         let stage = claim.stage();
-        let until = claim.shared().clock.now() + limit;
-        let abandoned = match (claim.shared().protocol, stage) {
+        let until = shared.clock.now() + limit;
+        let abandoned = match (shared.protocol, stage) {
             (_, ClaimStage::Unclear) => Err(unknown_outcome(NoReply::Disconnected)),
             (
                 Protocol::Extended,
@@ -90,7 +97,7 @@ impl Place for ServerPlace {
             }
             _ => Ok(()),
         };
-        abandoned.map_err(|error| error.on(&claim.key).at(claim.shared()))?;
+        abandoned.map_err(|error| error.on(&claim.key).at(shared))?;
         claim.set_stage(ClaimStage::Gone);
         Ok(())
     }
@@ -99,13 +106,12 @@ impl Place for ServerPlace {
 impl ServerPlace {
     /// Number of waiters ahead of this one; `None` if the server does not report it.
     async fn ahead(&self) -> Option<usize> {
-        let claim = &self.0;
-        if claim.shared().protocol == Protocol::Plain {
+        let Self { shared, claim } = self;
+        if shared.protocol == Protocol::Plain {
             return None;
         }
         let request = Request::Extended(ExtensionRequest::Position { id: ClaimId(claim.id) });
-        match claim.connection().ask(&request, claim.shared().clock.now() + POSITION_TIMEOUT).await
-        {
+        match claim.connection().ask(&request, shared.clock.now() + POSITION_TIMEOUT).await {
             Ok(OwnedReply::Number(ahead)) => usize::try_from(ahead).ok(),
             _ => None,
         }

@@ -18,14 +18,18 @@ use tenure_core::table::Mode;
 use tokio::sync::Notify;
 use tokio::sync::watch::Receiver;
 
-use super::super::api::{ApiDeadline, KeyWrite, WriteOutcome};
-use super::super::format;
-use super::super::inner::{NatsInner, as_unknown};
-use super::super::keys::KnownKey;
-use super::{RECORD_POLL_INTERVAL, TURN_TIMEOUT};
+use super::api::{ApiDeadline, KeyWrite, WriteOutcome};
+use super::inner::{NatsInner, as_unknown};
+use super::keys::KnownKey;
+use super::watch::subscribe;
+use super::{format, grant};
 use crate::store::{Answer, Claim, Grant, Identity, LeaseStart, Place, Waited};
 use crate::{Error, ErrorKind, Result};
 
+/// Time that the first waiter has to take a free lock before the waiter behind it may take it.
+const TURN_TIMEOUT: Duration = Duration::from_secs(2);
+/// Interval at which the first two waiters read the record, in case a notification was lost.
+const RECORD_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Number of turns after which the time allowed for the waiters ahead no longer grows.
 const MAX_TURNS: u32 = 60;
 
@@ -175,7 +179,7 @@ impl NatsPlace {
             if ahead.is_some_and(|ahead| self.could_be_granted(ahead))
                 && self.record_watch.is_none()
             {
-                self.record_watch = Some(inner.watches.subscribe(&inner, &self.subject).await?);
+                self.record_watch = Some(subscribe(&inner, &self.subject).await?);
                 // Another pass, and no sleep. A watch that other waiters share may have delivered the free record
                 // already, and will not deliver it again.
                 continue;
@@ -212,7 +216,7 @@ impl NatsPlace {
                 // first message, would be lost.
                 self.inner.queues.join(&self.prefix, &self.name, &self.wake);
                 let filter = format!("{}.*", self.prefix);
-                self.ticket_watch = Some(self.inner.watches.subscribe(&self.inner, &filter).await?);
+                self.ticket_watch = Some(subscribe(&self.inner, &filter).await?);
             }
             Some(watch) => watch.has_changed().map(|_| ()).map_err(|_| ended())?,
         }
@@ -291,7 +295,8 @@ impl NatsPlace {
     async fn take(&mut self, known: &KnownKey, next: format::KeyRecord) -> Result<Option<Waited>> {
         let until = self.inner.api.deadline_after(self.claim.ttl / 4);
         let sent = self.inner.now();
-        let grant = self.inner.take(&self.claim, &self.subject, known, next, until).await?;
+        let grant =
+            grant::take(&self.inner, &self.claim, &self.subject, known, next, until).await?;
         let Some(grant) = grant else {
             self.read_record().await?;
             return Ok(None);
@@ -315,7 +320,7 @@ impl NatsPlace {
             return Ok(Waited::Gone);
         }
         let subject = self.subject.clone();
-        match self.inner.granted_before(&self.claim, subject, known, until).await? {
+        match grant::granted_before(&self.inner, &self.claim, subject, known, until).await? {
             Answer::Granted(grant) => {
                 Ok(Waited::Granted(Grant { lease_start: LeaseStart::FromConfirm, ..grant }))
             }

@@ -1,0 +1,149 @@
+//! State that the clones of a queue, its guards and its tasks share.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use async_trait::async_trait;
+use tenure_core::Time;
+use tenure_core::jobs::{JobOrder, RenewalOutcome};
+use tokio::sync::{RwLock, oneshot};
+use tokio_postgres::types::Type;
+
+use super::batcher::Batcher;
+use super::db::JobDb;
+use super::heart::{Holds, RowName, Rows, Ticket};
+use super::job::Job;
+use super::notifications::JobNotifications;
+use super::options::Options;
+use super::schema;
+use super::sql::JobStatements;
+use crate::store::pg::clock::{Reading, micros};
+use crate::store::pg::renewer::{RenewalStatement, outcomes};
+use crate::{Result, telemetry};
+
+/// Maximum number of jobs per claim, and per statement that enqueues.
+pub(super) const MAX_BATCH_JOBS: usize = 1_000;
+
+pub(super) struct QueueShared {
+    pub(super) db: JobDb,
+    pub(super) holds: Arc<Holds>,
+    pub(super) sql: JobStatements,
+    pub(super) notifications: JobNotifications,
+    state: Mutex<QueueState>,
+    pub(super) claim_batches: Batcher<ClaimRequest>,
+    pub(super) completion_batches: Batcher<CompleteRequest>,
+    /// Read-locked by claims in flight, write-locked by the cleanup after an unanswered claim. The cleanup must not run
+    /// beside a claim: it would release rows that were just claimed and are not yet in `holds`.
+    pub(super) claims: RwLock<()>,
+    /// A claim got no answer. It may have locked rows in our name that `holds` does not know.
+    pub(super) unanswered_claim: AtomicBool,
+}
+
+/// A caller that waits for jobs.
+pub(super) struct ClaimRequest {
+    pub(super) limit: usize,
+    pub(super) reply: oneshot::Sender<Result<Vec<ClaimedJob>>>,
+}
+
+/// A job that was just claimed. Dropping it releases the job.
+pub(super) struct ClaimedJob {
+    pub(super) ticket: Ticket,
+    pub(super) job: Job,
+}
+
+/// A caller that waits for the completion of a job. The reply is true if its worker still held the job.
+pub(super) struct CompleteRequest {
+    pub(super) id: String,
+    pub(super) number: i64,
+    pub(super) reply: oneshot::Sender<Result<bool>>,
+}
+
+pub(super) struct QueueState {
+    /// Position of the last claimed job, and the time until which the next claim may resume there.
+    pub(super) resume_from: Option<(JobOrder<String>, Time)>,
+    pub(super) next_sweep: Time,
+}
+
+impl QueueShared {
+    /// Connects to the queue in this table.
+    pub(super) async fn connect(url: &str, table: &str, options: Options) -> Result<Arc<Self>> {
+        static QUEUES: AtomicU64 = AtomicU64::new(0);
+        let mut db = JobDb::new(url, table, options, || Box::new(schema::job_columns()))?;
+        // The cleanup after an unanswered claim releases the rows of a worker name that `holds` does not know. Two
+        // queues of one process therefore need different names, or one would release the jobs of the other.
+        db.worker = format!("{}:{}", db.worker, QUEUES.fetch_add(1, Ordering::Relaxed));
+        let shape = db.shape().await?;
+        let kind = |column: &str| shape.get(column).map_or("text", String::as_str);
+        let sql = JobStatements::new(&db.table, kind("id"), kind("payload"));
+        let holds = Holds::new(db.lease, db.clock.clone());
+        let shared = Arc::new(Self {
+            holds: Arc::clone(&holds),
+            sql,
+            notifications: JobNotifications::default(),
+            claim_batches: Batcher::default(),
+            completion_batches: Batcher::default(),
+            state: Mutex::new(QueueState { resume_from: None, next_sweep: Time::ZERO }),
+            claims: RwLock::new(()),
+            unanswered_claim: AtomicBool::new(false),
+            db,
+        });
+        // Exported as 0 from the start: a counter that first appears with a value of 1 shows no increase on dashboards.
+        telemetry::job_reclaimed(&shared.db.table.shown(), 0);
+        let rows: Weak<dyn Rows> = Arc::<Self>::downgrade(&shared);
+        holds.keep(rows);
+        Ok(shared)
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the next claim scan from the top.
+    pub(super) fn restart_scan(&self) {
+        self.state().resume_from = None;
+    }
+}
+
+#[async_trait]
+impl RenewalStatement for QueueShared {
+    type Name = RowName;
+
+    async fn renew(&self, names: &[RowName], by: Time) -> Result<(Reading, Vec<RenewalOutcome>)> {
+        let ids: Vec<&str> = names.iter().map(|name| name.id.as_str()).collect();
+        let numbers: Vec<i64> = names.iter().map(|name| name.number).collect();
+        let ttl = micros(self.db.lease.ttl());
+        let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 4] = [
+            (&ids, Type::TEXT_ARRAY),
+            (&numbers, Type::INT8_ARRAY),
+            (&self.db.worker, Type::TEXT),
+            (&ttl, Type::INT8),
+        ];
+        let (rows, reading) = self.db.ask(&self.sql.heartbeat, &parameters, by).await?;
+        Ok((reading, outcomes(names.len(), &rows)))
+    }
+}
+
+#[async_trait]
+impl Rows for QueueShared {
+    async fn drop_one(&self, name: RowName) {
+        let (none, why) = (0_i64, "the worker dropped it");
+        let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 5] = [
+            (&name.id, Type::TEXT),
+            (&name.number, Type::INT8),
+            (&self.db.worker, Type::TEXT),
+            (&why, Type::TEXT),
+            (&none, Type::INT8),
+        ];
+        // If this fails, the job is available again when its lease ends.
+        if let Err(error) = self.db.ask(&self.sql.retry, &parameters, self.db.by()).await {
+            tracing::warn!(name: "tenure.release_failed", id = name.id, %error);
+        }
+    }
+}
+
+impl Drop for QueueShared {
+    fn drop(&mut self) {
+        self.holds.leave();
+        self.notifications.stop_listening();
+    }
+}

@@ -1,0 +1,42 @@
+//! Findings for `tenure doctor` about the server, the table and the job queues beside it.
+
+use tenure_core::Time;
+
+use super::shared::LeaseShared;
+use crate::store::{Finding, pg};
+use crate::{Error, ErrorKind, Result};
+
+/// Findings about the server and the table.
+pub(super) async fn server(shared: &LeaseShared, by: Time) -> Result<Vec<Finding>> {
+    let table = &shared.table;
+    let rights = format!(
+        "SELECT bool_and(has_table_privilege('{}', r))::int FROM unnest('{{SELECT,INSERT,UPDATE}}'::text[]) AS r",
+        table.quoted()
+    );
+    let incarnation = pg::incarnation::examination(table);
+    let mut connection = shared.connection(by).await?;
+    let answers = connection
+        .simple(&format!("{}; {rights}; {incarnation}", pg::examine::SERVER_QUERY), by)
+        .await?;
+    let [server, rights, incarnation] = &answers[..] else {
+        let message = format!("the server sent {} answers to three queries", answers.len());
+        return Err(Error::new(ErrorKind::Unavailable, message));
+    };
+    let mut findings = pg::examine::findings(server, shared.pool.settings());
+    let name = table.shown();
+    findings.push(if rights.get(0) == Some("1") {
+        Finding::ok("rights", format!("sufficient on {name}"))
+    } else {
+        Finding::failed("rights", format!("insufficient on {name}"))
+            .advise(format!("an owner must GRANT SELECT, INSERT, UPDATE ON {name}"))
+    });
+    findings.push(pg::incarnation::finding(incarnation, "tenure schema --locks --apply"));
+    Ok(findings)
+}
+
+/// Finding about the job queues beside the table.
+pub(super) async fn queues(shared: &LeaseShared, by: Time) -> Result<Finding> {
+    let question = pg::queues::query(&shared.table);
+    let rows = shared.connection(by).await?.simple(&question, by).await?;
+    Ok(pg::queues::finding(&rows))
+}

@@ -1,0 +1,134 @@
+//! Claims: the statement that grants one, and its answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_postgres::Row;
+use tokio_postgres::types::{ToSql, Type};
+
+use super::hold::LeaseHold;
+use super::hold_name::{HoldName, space_number};
+use super::shared::LeaseShared;
+use super::{inspect, sql};
+use crate::store::pg::clock::{Reading, Window, micros};
+use crate::store::pg::failure;
+use crate::store::{Answer, Claim, Contended, Grant, LeaseStart, Mode};
+use crate::{Error, ErrorKind, Result};
+
+/// Makes one attempt at a claim.
+pub(super) async fn claim(
+    shared: &Arc<LeaseShared>,
+    claim: &Claim,
+    limit: Duration,
+) -> Result<Answer> {
+    let (rows, reading, window) = send(shared, claim, limit).await?;
+    match rows.first() {
+        Some(row) if row.get(1) => Ok(Answer::Granted(granted(shared, claim, row, reading))),
+        _ if !window.contains(reading.db) => {
+            let message = "the claim arrived too late, or the database's clock was set: \
+                           nothing was claimed";
+            Err(Error::new(ErrorKind::Unavailable, message))
+        }
+        _ => contended(claim, &rows).map(Answer::Contended),
+    }
+}
+
+/// Sends the claim. Returns the rows, the reading of the clock, and the interval in which the claim was valid.
+async fn send(
+    shared: &LeaseShared,
+    claim: &Claim,
+    limit: Duration,
+) -> Result<(Vec<Row>, Reading, Window)> {
+    let by = shared.clock.now() + limit;
+    let mut connection = shared.connection(by).await.map_err(failure::nothing_done)?;
+    let now = shared.clock.now();
+    let window = shared.db_clock.window(now, by.since(now));
+    let (id, secret) = (claim.id.to_be_bytes(), shared.secret(claim.id));
+    let (ttl, pid) = (micros(claim.ttl), i64::from(claim.by.pid));
+    let (slots, space) = (slots(claim)?, space_number(claim.mode.space()));
+    let (id, secret) = (&id[..], &secret[..]);
+    let key = claim.key.as_str();
+    let mut parameters: Vec<(&(dyn ToSql + Sync), Type)> = vec![
+        (&key, Type::TEXT),
+        (&id, Type::BYTEA),
+        (&secret, Type::BYTEA),
+        (&ttl, Type::INT8),
+        (&claim.by.id, Type::TEXT),
+        (&claim.by.host, Type::TEXT),
+        (&pid, Type::INT8),
+        (&claim.by.note, Type::TEXT),
+        (&window.from, Type::INT8),
+        (&window.until, Type::INT8),
+        (&window.expected, Type::INT8),
+        (&window.steady, Type::INT8),
+        (&window.measured, Type::INT8),
+    ];
+    // A free key that was used before needs only the short statement; any other answer needs the long one.
+    let sql = if claim.mode == Mode::Exclusive {
+        let (rows, reading) =
+            shared.grant_on(&mut connection, &shared.sql.take, &parameters, by).await?;
+        if !rows.is_empty() {
+            return Ok((rows, reading, window));
+        }
+        &shared.sql.claim
+    } else {
+        parameters.extend([(&slots as _, Type::INT4), (&space as _, Type::INT2)]);
+        &shared.sql.claim_shared
+    };
+    let (rows, reading) = shared.grant_on(&mut connection, sql, &parameters, by).await?;
+    Ok((rows, reading, window))
+}
+
+fn granted(shared: &Arc<LeaseShared>, claim: &Claim, row: &Row, reading: Reading) -> Grant {
+    let (epoch, number) = (row.get(2), row.get(3));
+    let name = HoldName {
+        space: space_number(claim.mode.space()),
+        key: claim.key.clone(),
+        shared_row: claim.mode != Mode::Exclusive,
+        number,
+        secret: shared.secret(claim.id),
+    };
+    Grant {
+        token: inspect::token(epoch, number),
+        lease_start: LeaseStart::FromRequest,
+        handoff_requested: false,
+        // The number of an exclusive hold is the row's count of grants. A shared hold has a number of its own.
+        grants: u64::try_from(number).ok().filter(|_| claim.mode == Mode::Exclusive),
+        hold: Box::new(LeaseHold::new(shared, name, Some(reading))),
+    }
+}
+
+/// Number of slots that a claim requests; `None` for a lock.
+fn slots(claim: &Claim) -> Result<Option<i32>> {
+    let Mode::Slot { limit } = claim.mode else { return Ok(None) };
+    let max = sql::MAX_SHARERS;
+    match i32::try_from(limit) {
+        Ok(slots) if slots <= max => Ok(Some(slots)),
+        _ => {
+            let message = format!("{limit} slots are too many for one row: the maximum is {max}");
+            Err(Error::new(ErrorKind::Invalid, message))
+        }
+    }
+}
+
+/// Current holder and version of a contended key; an error if the semaphore has another number of slots.
+fn contended(claim: &Claim, rows: &[Row]) -> Result<Contended> {
+    let mut holders = Vec::new();
+    let mut holder = None;
+    for row in rows {
+        let (Some(epoch), Some(number)) = (row.get(2), row.get(3)) else { continue };
+        holders.push((epoch, number));
+        holder.get_or_insert_with(|| inspect::identity(row, 4));
+        if let (Mode::Slot { limit }, Some(slots)) = (claim.mode, row.get::<_, Option<i32>>(8))
+            && i32::try_from(limit) != Ok(slots)
+        {
+            let message = format!("the semaphore is in use with {slots} slots, not {limit}");
+            return Err(Error::new(ErrorKind::Invalid, message));
+        }
+    }
+    // No holder is shown: another claim was faster and its row is not visible to this statement, or the lease has ended
+    // by a clock that is not trusted yet. Retry soon.
+    let version =
+        if holders.is_empty() { inspect::UNSETTLED } else { inspect::version_of(holders) };
+    Ok(Contended { holder, version, retry_after: None, note: None })
+}
