@@ -31,6 +31,7 @@ mod event;
 mod leader;
 mod leadership;
 mod participant;
+mod registration;
 mod task;
 
 pub use self::builder::ElectionRequest;

@@ -58,6 +58,8 @@ pub enum ErrorKind {
     Shutdown,
     /// A callback panicked. Correct the callback; the task that called it continues.
     Panicked,
+    /// A callback returned an error, which is the source of this one.
+    CallbackFailed,
 }
 
 impl ErrorKind {

@@ -27,11 +27,12 @@ use crate::{Clock, Error, ErrorKind, Result};
 ///
 /// # Callbacks
 ///
-/// Each `on_…` takes a closure that returns nothing or a future. It may be given several times: the closures are called
-/// one after the other in the order of registration, and all of one event before the next event. They run on a task of
-/// their own, so a slow callback delays later callbacks and nothing else: neither renewals nor the end of a leadership
-/// wait for it. A closure that returns nothing may block. A callback that panics is reported to `on_error`, and the
-/// election continues.
+/// Each `on_…` takes a closure that returns nothing, a `Result<(), E>`, or a future of either. It may be given several
+/// times, also by the method of the same name of [`Election`] after the start: the closures are called one after the
+/// other in the order of registration, and all of one event before the next event. They run on a task of their own, so a
+/// slow callback delays later callbacks and nothing else: neither renewals nor the end of a leadership wait for it. A
+/// closure that returns no future may block. A callback that panics or returns an error is reported to `on_error`, and
+/// the election continues.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
@@ -183,7 +184,7 @@ impl ElectionRequest {
 
     /// Calls `f` when this participant becomes the leader.
     pub fn on_acquired<R: CallbackOutput<How>, How>(
-        mut self,
+        self,
         f: impl Fn(Leadership) -> R + Send + Sync + 'static,
     ) -> Self {
         self.callbacks.acquired.add(f);
@@ -192,7 +193,7 @@ impl ElectionRequest {
 
     /// Calls `f` when this participant has given up its leadership.
     pub fn on_released<R: CallbackOutput<How>, How>(
-        mut self,
+        self,
         f: impl Fn() -> R + Send + Sync + 'static,
     ) -> Self {
         self.callbacks.released.add(move |()| f());
@@ -202,7 +203,7 @@ impl ElectionRequest {
     /// Calls `f` when this participant has lost its leadership. To stop work in time, use [`Leadership::ended`]:
     /// callbacks may run late.
     pub fn on_lost<R: CallbackOutput<How>, How>(
-        mut self,
+        self,
         f: impl Fn(Lost) -> R + Send + Sync + 'static,
     ) -> Self {
         self.callbacks.lost.add(f);
@@ -213,7 +214,7 @@ impl ElectionRequest {
     /// found another leader is such a claim. Without one a follower waits without a time limit, and such claims are
     /// rare.
     pub fn on_acquire_failed<R: CallbackOutput<How>, How>(
-        mut self,
+        self,
         f: impl Fn(AcquireFailed) -> R + Send + Sync + 'static,
     ) -> Self {
         self.callbacks.acquire_failed.add(f);
@@ -222,7 +223,7 @@ impl ElectionRequest {
 
     /// Calls `f` when the state has changed.
     pub fn on_state_change<R: CallbackOutput<How>, How>(
-        mut self,
+        self,
         f: impl Fn(StateChange) -> R + Send + Sync + 'static,
     ) -> Self {
         self.callbacks.state_change.add(f);
@@ -232,7 +233,7 @@ impl ElectionRequest {
     /// Calls `f` when a request to the store, a renewal or a callback failed. Such an error does not by itself end a
     /// term.
     pub fn on_error<R: CallbackOutput<How>, How>(
-        mut self,
+        self,
         f: impl Fn(Arc<Error>) -> R + Send + Sync + 'static,
     ) -> Self {
         self.callbacks.error.add(f);
@@ -249,7 +250,7 @@ impl ElectionRequest {
 
     /// Calls `f` when the run has ended, as the last callback of the run.
     pub fn on_stopped<R: CallbackOutput<How>, How>(
-        mut self,
+        self,
         f: impl Fn(StopReason) -> R + Send + Sync + 'static,
     ) -> Self {
         self.callbacks.stopped.add(f);

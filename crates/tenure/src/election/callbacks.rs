@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::task::{JoinError, JoinHandle};
@@ -11,14 +11,14 @@ use super::{AcquireFailed, Event, Leadership, StateChange, StopReason};
 use crate::guard::Lost;
 use crate::{Error, ErrorKind};
 
-/// Return value of a callback: nothing, or a future of nothing.
+/// Return value of a callback: nothing, a `Result<(), E>`, or a future of either.
 ///
 /// With this trait one method takes both `|lost| eprintln!("{lost}")` and `|lost| async move { alert(lost).await }`. A
-/// callback that returns nothing runs on a thread that may block; a future is awaited. `How` distinguishes the two and
-/// is never named by users.
+/// callback that returns a value runs on a thread that may block; a future is awaited. An error is reported to
+/// `on_error`. `How` distinguishes the two and is never named by users.
 pub trait CallbackOutput<How>: sealed::RunCallback<How> {}
 
-/// Marker of callbacks that return nothing.
+/// Marker of callbacks that return a value.
 #[derive(Debug)]
 pub enum SyncCallback {}
 
@@ -26,25 +26,49 @@ pub enum SyncCallback {}
 #[derive(Debug)]
 pub enum AsyncCallback {}
 
-impl CallbackOutput<SyncCallback> for () {}
-impl<F: Future<Output = ()> + Send + 'static> CallbackOutput<AsyncCallback> for F {}
+impl<R: sealed::CallbackValue> CallbackOutput<SyncCallback> for R {}
+impl<F> CallbackOutput<AsyncCallback> for F where
+    F: Future<Output: sealed::CallbackValue> + Send + 'static
+{
+}
+
+/// Error that a callback returned.
+type CallbackError = Box<dyn std::error::Error + Send + Sync>;
 
 mod sealed {
-    use super::{AsyncCallback, Future, IN_CALLBACK, JoinHandle, SyncCallback};
+    use super::{AsyncCallback, CallbackError, Future, IN_CALLBACK, JoinHandle, SyncCallback};
 
-    pub trait RunCallback<How>: Sized {
-        fn run(call: impl FnOnce() -> Self + Send + 'static) -> JoinHandle<()>;
+    pub trait CallbackValue: Send + 'static {
+        fn into_result(self) -> Result<(), CallbackError>;
     }
 
-    impl RunCallback<SyncCallback> for () {
-        fn run(call: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
-            tokio::task::spawn_blocking(|| IN_CALLBACK.sync_scope((), call))
+    impl CallbackValue for () {
+        fn into_result(self) -> Result<(), CallbackError> {
+            Ok(())
         }
     }
 
-    impl<F: Future<Output = ()> + Send + 'static> RunCallback<AsyncCallback> for F {
-        fn run(call: impl FnOnce() -> F + Send + 'static) -> JoinHandle<()> {
-            tokio::spawn(IN_CALLBACK.scope((), async { call().await }))
+    impl<E: Into<CallbackError> + Send + 'static> CallbackValue for Result<(), E> {
+        fn into_result(self) -> Result<(), CallbackError> {
+            self.map_err(Into::into)
+        }
+    }
+
+    pub trait RunCallback<How>: Sized {
+        fn run(
+            call: impl FnOnce() -> Self + Send + 'static,
+        ) -> JoinHandle<Result<(), CallbackError>>;
+    }
+
+    impl<R: CallbackValue> RunCallback<SyncCallback> for R {
+        fn run(call: impl FnOnce() -> R + Send + 'static) -> JoinHandle<Result<(), CallbackError>> {
+            tokio::task::spawn_blocking(|| IN_CALLBACK.sync_scope((), call).into_result())
+        }
+    }
+
+    impl<F: Future<Output: CallbackValue> + Send + 'static> RunCallback<AsyncCallback> for F {
+        fn run(call: impl FnOnce() -> F + Send + 'static) -> JoinHandle<Result<(), CallbackError>> {
+            tokio::spawn(IN_CALLBACK.scope((), async { call().await.into_result() }))
         }
     }
 }
@@ -71,63 +95,77 @@ pub(super) struct ElectionCallbacks {
     pub(super) stopped: CallbackList<StopReason>,
 }
 
-/// Callbacks of one kind of event.
-pub(super) struct CallbackList<A>(Vec<Box<CallbackFn<A>>>);
+/// Callbacks of one kind of event. Callbacks can be added while others run.
+pub(super) struct CallbackList<A>(Mutex<Vec<Arc<CallbackFn<A>>>>);
 
-type CallbackFn<A> = dyn Fn(A) -> JoinHandle<()> + Send + Sync;
+type CallbackFn<A> = dyn Fn(A) -> JoinHandle<Result<(), CallbackError>> + Send + Sync;
 
 impl<A> Default for CallbackList<A> {
     fn default() -> Self {
-        Self(Vec::new())
+        Self(Mutex::default())
     }
 }
 
 impl<A: Clone + Send + 'static> CallbackList<A> {
     pub(super) fn add<R: CallbackOutput<How>, How>(
-        &mut self,
+        &self,
         callback: impl Fn(A) -> R + Send + Sync + 'static,
     ) {
         let callback = Arc::new(callback);
-        self.0.push(Box::new(move |about| {
+        self.lock().push(Arc::new(move |about| {
             let callback = Arc::clone(&callback);
             R::run(move || callback(about))
         }));
     }
 
-    /// Calls the callbacks one after the other and returns the errors of those that panicked.
-    async fn call(&self, about: A) -> Vec<JoinError> {
+    /// Calls the callbacks one after the other. Returns the errors of those that panicked or returned an error.
+    async fn call(&self, name: &str, about: A) -> Vec<Error> {
         let mut failed = Vec::new();
-        for callback in &self.0 {
-            failed.extend(callback(about.clone()).await.err());
+        let callbacks = self.lock().clone();
+        for callback in callbacks {
+            match callback(about.clone()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    let message = format!("{name} returned an error");
+                    failed.push(Error::new(ErrorKind::CallbackFailed, message).because(error));
+                }
+                Err(error) if error.is_panic() => {
+                    let message = format!("{name} panicked: {}", panic_message(error));
+                    failed.push(Error::new(ErrorKind::Panicked, message));
+                }
+                // The runtime shuts down.
+                Err(_) => {}
+            }
         }
         failed
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<CallbackFn<A>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl ElectionCallbacks {
     async fn dispatch(&self, event: Event, events: &broadcast::Sender<Event>) {
         let is_error = matches!(event, Event::Error(_));
-        let (name, failed) = match event {
-            Event::Acquired(leadership) => ("on_acquired", self.acquired.call(leadership).await),
-            Event::Released => ("on_released", self.released.call(()).await),
-            Event::Lost(lost) => ("on_lost", self.lost.call(lost).await),
-            Event::AcquireFailed(how) => ("on_acquire_failed", self.acquire_failed.call(how).await),
-            Event::StateChange(how) => ("on_state_change", self.state_change.call(how).await),
-            Event::Error(error) => ("on_error", self.error.call(error).await),
-            Event::Stopped(why) => ("on_stopped", self.stopped.call(why).await),
+        let failed = match event {
+            Event::Acquired(leadership) => self.acquired.call("on_acquired", leadership).await,
+            Event::Released => self.released.call("on_released", ()).await,
+            Event::Lost(lost) => self.lost.call("on_lost", lost).await,
+            Event::AcquireFailed(how) => self.acquire_failed.call("on_acquire_failed", how).await,
+            Event::StateChange(how) => self.state_change.call("on_state_change", how).await,
+            Event::Error(error) => self.error.call("on_error", error).await,
+            Event::Stopped(why) => self.stopped.call("on_stopped", why).await,
             Event::Missed(_) => return,
         };
-        for failed in failed.into_iter().filter(JoinError::is_panic) {
-            let message = format!("{name} panicked: {}", panic_message(failed));
-            tracing::error!(name: "tenure.election.callback_panicked", callback = name, message);
-            // A panic in `on_error` is not reported to `on_error` again: that could go on without an end.
+        for error in failed {
+            log_failure(&error);
+            // A failure of `on_error` is not reported to `on_error` again: that could go on without an end.
             if !is_error {
-                let error = Arc::new(Error::new(ErrorKind::Panicked, message));
+                let error = Arc::new(error);
                 // Fails if there is no subscriber, which is no error.
                 let _ = events.send(Event::Error(Arc::clone(&error)));
-                for failed in self.error.call(error).await {
-                    tracing::error!(name: "tenure.election.callback_panicked", callback = "on_error", %failed);
-                }
+                self.error.call("on_error", error).await.iter().for_each(log_failure);
             }
         }
     }
@@ -137,6 +175,10 @@ impl fmt::Debug for ElectionCallbacks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Callbacks")
     }
+}
+
+fn log_failure(error: &Error) {
+    tracing::error!(name: "tenure.election.callback_failed", error = error.chain());
 }
 
 fn panic_message(failed: JoinError) -> String {
@@ -170,7 +212,10 @@ enum DispatchItem {
 
 impl EventDispatcher {
     /// Spawns the task that runs the callbacks; must be called within a runtime.
-    pub(super) fn start(callbacks: ElectionCallbacks, events: broadcast::Sender<Event>) -> Self {
+    pub(super) fn start(
+        callbacks: Arc<ElectionCallbacks>,
+        events: broadcast::Sender<Event>,
+    ) -> Self {
         let (calls, mut queued) = mpsc::channel(CALLBACK_QUEUE_CAPACITY);
         let listeners = events.clone();
         tokio::spawn(async move {

@@ -70,6 +70,17 @@ pub enum StopReason {
     Failed(Arc<Error>),
 }
 
+impl StopReason {
+    pub(super) fn of(reason: &tenure_core::election::StopReason) -> Self {
+        match reason {
+            tenure_core::election::StopReason::Requested => Self::Requested,
+            tenure_core::election::StopReason::TermOver => Self::TermOver,
+            tenure_core::election::StopReason::GaveUp => Self::GaveUp,
+            tenure_core::election::StopReason::Failed(failure) => Self::Failed(error_of(failure)),
+        }
+    }
+}
+
 impl fmt::Display for StopReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,7 +1,7 @@
 //! The participant of an election, as its owner sees it: commands to its task, and the state that the task publishes.
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tenure_core::election::{Election as ElectionMachine, ElectionConfig};
@@ -45,14 +45,9 @@ pub struct Election {
     /// Commands to the task. Dropping the handle closes this channel, and the task shuts down when it closes.
     orders: mpsc::Sender<ElectionCall>,
     events: broadcast::Sender<Event>,
-    /// The task and its callbacks; `None` once the task was spawned.
-    not_started: Mutex<Option<NotStarted>>,
-}
-
-/// Parts that the first `start` spawns.
-struct NotStarted {
-    task: ElectionTask,
-    callbacks: ElectionCallbacks,
+    callbacks: Arc<ElectionCallbacks>,
+    /// The task; `None` once it was spawned.
+    not_started: Mutex<Option<ElectionTask>>,
 }
 
 /// Capacity of the command channel. The task never keeps commands waiting for long.
@@ -73,9 +68,14 @@ impl Election {
         let (orders, listen) = mpsc::channel(MAX_PENDING_ORDERS);
         let machine = ElectionMachine::new(config, retry, seed);
         let task = ElectionTask { claims, machine, orders: listen, signal, status: publish };
-        let not_started = Mutex::new(Some(NotStarted { task, callbacks }));
+        let not_started = Mutex::new(Some(task));
         let events = Events::channel();
-        Ok(Self { key, clock, ttl, config, status, orders, events, not_started })
+        let callbacks = Arc::new(callbacks);
+        Ok(Self { key, clock, ttl, config, status, orders, events, callbacks, not_started })
+    }
+
+    pub(super) fn callbacks(&self) -> &ElectionCallbacks {
+        &self.callbacks
     }
 
     /// Starts to take part. Does nothing while the election runs; after a stop, begins a new run.
@@ -229,7 +229,8 @@ impl Election {
             Error::new(ErrorKind::Invalid, message).on(&self.key).because(error)
         })?;
         let waiting = self.not_started.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(NotStarted { task, callbacks }) = waiting {
+        if let Some(task) = waiting {
+            let callbacks = Arc::clone(&self.callbacks);
             runtime.spawn(task.run(EventDispatcher::start(callbacks, self.events.clone())));
         }
         Ok(())

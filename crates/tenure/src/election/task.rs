@@ -365,9 +365,10 @@ impl ElectionDriver {
     /// its event, and nothing acts as leader on a term whose end the machine has already decided.
     fn follow(&mut self) {
         loop {
-            self.publish();
+            let events: Vec<_> = std::iter::from_fn(|| self.drive.machine.poll_event()).collect();
+            self.publish(events.iter().find_map(stop_reason));
             let mut end = Ok(());
-            while let Some(event) = self.drive.machine.poll_event() {
+            for event in events {
                 self.pass_on(event, &mut end);
             }
             self.answer(&end);
@@ -381,7 +382,8 @@ impl ElectionDriver {
         }
     }
 
-    fn publish(&mut self) {
+    /// Publishes the state, and with it the reason if a run has ended: no reader sees the end without its reason.
+    fn publish(&mut self, stopped: Option<StopReason>) {
         let state = self.drive.machine.state();
         let leads = state == ElectionState::Leader;
         let token = self.drive.machine.fencing_token();
@@ -406,7 +408,9 @@ impl ElectionDriver {
             let changed = status.state != state || token(status.lead.as_ref()) != token(lead);
             status.state = state;
             status.lead = lead.cloned();
-            changed
+            let ended = stopped.is_some();
+            status.stopped = stopped.or_else(|| status.stopped.take());
+            changed || ended
         });
     }
 
@@ -436,14 +440,7 @@ impl ElectionDriver {
             }
             core::ElectionEvent::Stopped { why } => {
                 self.stopping = false;
-                let why = match why {
-                    core::StopReason::Requested => StopReason::Requested,
-                    core::StopReason::TermOver => StopReason::TermOver,
-                    core::StopReason::GaveUp => StopReason::GaveUp,
-                    core::StopReason::Failed(failure) => StopReason::Failed(error_of(&failure)),
-                };
-                self.status.send_modify(|status| status.stopped = Some(why.clone()));
-                Event::Stopped(why)
+                Event::Stopped(StopReason::of(&why))
             }
         };
         self.tell(event);
@@ -568,6 +565,14 @@ impl ElectionDriver {
             let (claim, deadline) = (*claim, view.deadline());
             self.drive.handle(ElectionInput::HealthOk { claim, deadline });
         }
+    }
+}
+
+/// Reason for the end of a run, if the event is that end.
+fn stop_reason(event: &core::ElectionEvent) -> Option<StopReason> {
+    match event {
+        core::ElectionEvent::Stopped { why } => Some(StopReason::of(why)),
+        _ => None,
     }
 }
 

@@ -13,6 +13,10 @@ fn fails(_: Leadership) {
     panic!("a sync one");
 }
 
+async fn fails_later(_: Leadership) {
+    panic!("an async one");
+}
+
 #[tokio::test]
 async fn a_callback_that_never_ends_delays_no_renewal_and_no_loss() {
     let stage = Stage::new();
@@ -103,7 +107,7 @@ async fn a_callback_that_panics_is_reported_and_ends_nothing() {
     let request = stage
         .election()
         .on_acquired(fails)
-        .on_acquired(|_| async { panic!("an async one") })
+        .on_acquired(fails_later)
         .on_acquired(move |_| after.note("the next one"))
         .on_error(|error| assert_ne!(error.kind(), ErrorKind::Panicked, "an error over an error"))
         .on_error(move |error| errors.note(format!("{:?}: {error}", error.kind())));
@@ -191,4 +195,42 @@ async fn callbacks_that_fall_behind_are_told_of_whole_terms() {
     for (at, what) in heard.iter().enumerate() {
         assert_eq!(what, if at % 2 == 0 { "acquired" } else { "released" }, "at {at}");
     }
+}
+
+#[tokio::test]
+async fn an_error_that_a_callback_returns_is_reported_to_on_error() {
+    let stage = Stage::new();
+    let heard = Heard::default();
+    let note = heard.clone();
+    let request = stage
+        .election()
+        .on_acquired(|_| Err::<(), _>(std::io::Error::other("no disk")))
+        .on_acquired(|_| async { Err::<(), _>("no network") })
+        .on_error(move |error| note.note(format!("{:?}: {}", error.kind(), error.chain())))
+        .on_error(|_| Err::<(), _>("not reported again"));
+    let (election, mut events) = stage.leading(request).await;
+    election.shutdown(secs(5)).await.expect("released");
+    let reported = [
+        "CallbackFailed: on_acquired returned an error: no disk",
+        "CallbackFailed: on_acquired returned an error: no network",
+    ];
+    assert_eq!(heard.all(), reported);
+    let told = told(&mut events);
+    assert_eq!(told.iter().filter(|told| **told == "error").count(), 2, "{told:?}");
+}
+
+#[tokio::test]
+async fn callbacks_that_are_added_after_the_start_get_later_events() {
+    let stage = Stage::new();
+    let heard = Heard::default();
+    let (early, late, end) = (heard.clone(), heard.clone(), heard.clone());
+    let request = stage.election().cool_down(secs(1)).on_acquired(move |_| early.note("first"));
+    let (election, _) = stage.leading(request).await;
+    election.on_acquired(move |_| late.note("second"));
+    election.on_stopped(move |why| end.note(why.to_string()));
+    election.step_down(None).await.expect("released");
+    stage.pass(secs(3)).await;
+    assert!(election.is_leader());
+    election.shutdown(secs(5)).await.expect("released");
+    assert_eq!(heard.all(), ["first", "first", "second", "a stop was requested"]);
 }

@@ -114,6 +114,27 @@ async fn a_strategy_that_gives_up_stops_the_election() {
     assert!(matches!(stopped, Event::Stopped(StopReason::GaveUp)), "{stopped:?}");
 }
 
+/// The end of a run and its reason must become visible together: a reader on another thread sees every state between.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_end_of_a_run_is_never_seen_without_its_reason() {
+    for _ in 0..200 {
+        let stage = Stage::new();
+        stage.faults.always(Op::Claim, Fault::Deny);
+        let election = stage.election().build().expect("good settings");
+        let mut status = tokio::task::JoinSet::new();
+        let election = Arc::new(election);
+        election.start().await.expect("started");
+        for _ in 0..4 {
+            let election = Arc::clone(&election);
+            status.spawn(async move { election.wait_for_leadership(None).await });
+        }
+        while let Some(waited) = status.join_next().await {
+            let error = waited.expect("no panic").expect_err("denied");
+            assert!(error.chain().contains("access refused"), "{}", error.chain());
+        }
+    }
+}
+
 #[tokio::test]
 async fn an_error_that_waiting_will_not_cure_stops_the_election() {
     let stage = Stage::new();
