@@ -18,17 +18,19 @@
 //! ```
 
 mod election;
+mod keys;
 mod runtime;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use election::{Election, ElectionRequest, Events, Leader, Leadership};
+pub use keys::{KeyWatch, LockAllRequest, LockGuards};
 
 use self::runtime::{same_as, wait, within};
 use crate::retry::Retry;
-use crate::store::{Finding, KeyState, Store};
-use crate::{Error, FencingToken, Handle, Key, Lost, Result};
+use crate::store::{Finding, Store};
+use crate::{Error, FencingToken, Handle, Key, Lost, Result, StoreOutage};
 
 /// Locks, semaphores and elections on one store; see [`crate::Client`]. Cloning is cheap.
 ///
@@ -81,15 +83,6 @@ impl Client {
         self.0.leader(key).map(Leader)
     }
 
-    /// Holders of a lock, and its waiters.
-    ///
-    /// # Errors
-    ///
-    /// As [`crate::Client::inspect`].
-    pub fn inspect(&self, key: impl AsRef<str>) -> Result<KeyState> {
-        wait(self.0.inspect(key))?
-    }
-
     /// Checks of the store's own health and settings; see [`crate::Client::examine`].
     ///
     /// # Errors
@@ -122,6 +115,7 @@ impl LockRequest {
         detached();
         on_handoff_requested(f: impl Fn() + Send + Sync + 'static);
         on_renewal_error(f: impl Fn(&Error) + Send + Sync + 'static);
+        on_outage(f: impl Fn(&StoreOutage) + Send + Sync + 'static);
     }
 
     /// Acquires the lock, waiting for it until the timeout.

@@ -90,3 +90,21 @@ fn elections_work_without_async() {
     assert_eq!(tells.recv_timeout(SOON).unwrap(), seen.token.to_string());
     tells.recv_timeout(SOON).expect("told of the stop");
 }
+
+#[test]
+fn keys_are_listed_watched_and_broken_without_async() {
+    let client = client();
+    let mut watch = client.watch("b").unwrap();
+    assert!(!watch.next(SOON).unwrap().unwrap().is_in_use());
+    assert!(watch.next(Duration::ZERO).unwrap().is_none(), "nothing has changed");
+    let guards = client.lock_all(["b", "a"]).each(|lock| lock.ttl(TTL)).acquire().unwrap();
+    let token = guards.fencing_token("b").unwrap();
+    assert_eq!(watch.next(SOON).unwrap().unwrap().holders[0].token, token);
+    let keys: Vec<String> =
+        client.list("").unwrap().iter().map(|state| state.key.to_string()).collect();
+    assert_eq!(keys, ["a", "b"]);
+    client.evict("b", token, "test").unwrap();
+    assert_eq!(guards.lost(SOON).unwrap().key.as_str(), "b");
+    guards.release().expect_err("one was lost");
+    assert!(!client.inspect("a").unwrap().is_in_use());
+}

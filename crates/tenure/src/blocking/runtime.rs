@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 
+use crate::drive::before;
 use crate::process::PerProcess;
 use crate::{Error, ErrorKind, Result};
 
@@ -30,13 +31,7 @@ pub(super) fn wait<F: Future>(future: F) -> Result<F::Output> {
 /// Blocks this thread for at most `timeout`; for futures that need no runtime.
 pub(super) fn within<F: Future>(timeout: Duration, future: F) -> Option<F::Output> {
     let clock = crate::Clock::system();
-    pollster::block_on(async {
-        tokio::select! {
-            biased;
-            output = future => Some(output),
-            () = clock.sleep_until(clock.now() + timeout) => None,
-        }
-    })
+    pollster::block_on(before(&clock, clock.now() + timeout, future))
 }
 
 /// The runtime whose single thread renews the holds. It lives as long as the process.
