@@ -21,7 +21,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use crate::guardian::protocol::{GuardianCommand, GuardianReport};
 use crate::guardian::{self, MAX_PASSED_DESCRIPTORS};
-use crate::hold::{Hold, REVISION_VARIABLE};
+use crate::hold::{Hold, REVISION_VARIABLE, TOKENS_VARIABLE};
 
 /// The child, controlled through its guardian.
 pub(crate) struct Child {
@@ -108,6 +108,7 @@ impl Child {
             // take that of the enclosing hold for its own.
             .env_remove("TENURE_TOKEN")
             .env_remove(REVISION_VARIABLE)
+            .env_remove(TOKENS_VARIABLE)
             .envs(environment.iter().map(|(name, value)| (name, value)))
             .env_remove("TENURE_AUTH_TOKEN")
             .env_remove("TENURE_HANDLE")
@@ -266,7 +267,7 @@ fn own_program() -> io::Result<std::path::PathBuf> {
     if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() }
 }
 
-/// Passes the child's streams and the descriptor that keeps the hold, with the first deadline.
+/// Passes the child's streams and the descriptors that keep the hold, with the first deadline.
 fn send_descriptors(socket: &StdStream, hold: Hold<'_>, streams: &Streams) -> io::Result<()> {
     let keep_open = hold.keep_open().map_err(io::Error::other)?;
     let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());

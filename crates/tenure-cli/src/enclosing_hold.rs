@@ -35,10 +35,10 @@ impl EnclosingHold {
         all
     }
 
-    /// Value of [`VARIABLE`] for a child that runs within this hold and the present ones.
-    pub(crate) fn child_variable(self) -> String {
+    /// Value of [`VARIABLE`] for a child that runs within these holds and the present ones.
+    pub(crate) fn child_variable(holds: Vec<Self>) -> String {
         let mut all = decode(&std::env::var(VARIABLE).unwrap_or_default());
-        all.push(self);
+        all.extend(holds);
         encode(&all[all.len().saturating_sub(MAX_ENCLOSING_HOLDS)..])
     }
 }

@@ -27,10 +27,11 @@ pub(crate) mod protocol;
 use protocol::{GuardianCommand, GuardianReport, MAX_LINE};
 
 use crate::exit::Exit;
+use crate::hold::MAX_LOCKS;
 use crate::signals;
 
-/// Descriptors that the command passes: stdin, stdout, stderr, and the descriptor that keeps the hold.
-pub(crate) const MAX_PASSED_DESCRIPTORS: usize = 4;
+/// Descriptors that the command passes: stdin, stdout, stderr, and those that keep the hold.
+pub(crate) const MAX_PASSED_DESCRIPTORS: usize = 3 + MAX_LOCKS;
 
 /// Time that is waited for killed processes to end before the next search for their orphans.
 const REAP_INTERVAL: Duration = Duration::from_millis(5);
@@ -52,8 +53,8 @@ struct Guardian {
     kill_at: Option<u64>,
     /// Bytes of a line that is not complete.
     unread: Vec<u8>,
-    /// Descriptor of the hold. Never used: the lock stays held as long as it is open.
-    _hold: Option<OwnedFd>,
+    /// Descriptors of the hold. Never used: the locks stay held as long as they are open.
+    _hold: Vec<OwnedFd>,
 }
 
 /// Next step of the main loop.
@@ -93,7 +94,7 @@ impl Guardian {
             child: None,
             kill_at: None,
             unread: Vec::new(),
-            _hold: passed.next(),
+            _hold: passed.collect(),
         };
         match spawned {
             Ok(child) => {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tenure::store::{Identity, KeySpace, KeyState};
 use tenure::{Client, Key};
+use tokio::sync::watch;
 
 use crate::args::hold::IdentityArgs;
 use crate::humanize;
@@ -18,9 +19,28 @@ const MIN_LOGGED_WAIT: Duration = Duration::from_millis(1_500);
 /// Interval between updates of the line, which counts seconds.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Shows the wait for each lock in turn: `next` has the name of the present one. Never resolves.
+pub(crate) async fn show_waits(
+    client: &Client,
+    mut next: watch::Receiver<Key>,
+    space: KeySpace,
+    identity: &IdentityArgs,
+    reporter: &Reporter,
+) {
+    loop {
+        let name = next.borrow_and_update().clone();
+        tokio::select! {
+            () = show_wait(client, &name, space, identity, reporter) => {}
+            changed = next.changed() => if changed.is_err() {
+                return show_wait(client, &name, space, identity, reporter).await;
+            },
+        }
+    }
+}
+
 /// Shows the holder of the lock and this process's place in the queue: at every change on a terminal and as events, once
 /// in a log. Never resolves.
-pub(crate) async fn show_wait(
+async fn show_wait(
     client: &Client,
     name: &Key,
     space: KeySpace,

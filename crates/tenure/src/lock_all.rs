@@ -166,22 +166,36 @@ impl LockGuards {
         self.iter().map(Guard::key)
     }
 
+    /// Time until the first deadline of the locks, by the local clock.
+    pub fn remaining(&self) -> Duration {
+        self.iter().map(Guard::remaining).min().unwrap_or_default()
+    }
+
     /// Resolves when one of the locks is lost. The others are still held.
     ///
     /// # Cancel safety
     ///
     /// Safe to drop at any time.
     pub async fn lost(&self) -> Lost {
-        let mut losses: Vec<_> = self.iter().map(|guard| Box::pin(guard.lost())).collect();
-        poll_fn(|context| {
-            for loss in &mut losses {
-                if let Poll::Ready(lost) = loss.as_mut().poll(context) {
-                    return Poll::Ready(lost);
-                }
-            }
-            Poll::Pending
-        })
-        .await
+        first(self.iter().map(Guard::lost)).await
+    }
+
+    /// Resolves when it is time to stop the protected work: as [`Guard::ending`], for the first of the locks.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe to drop at any time.
+    pub async fn ending(&self) {
+        first(self.iter().map(Guard::ending)).await;
+    }
+
+    /// Resolves when a waiter has asked for one of the locks.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe to drop at any time.
+    pub async fn handoff_requested(&self) {
+        first(self.iter().map(Guard::handoff_requested)).await;
     }
 
     /// Runs `work`, and drops it if one of the locks is lost.
@@ -221,6 +235,27 @@ impl LockGuards {
             first = first.and(released);
         }
         first
+    }
+}
+
+/// Resolves with the first of these futures; never if there are none.
+async fn first<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
+    let mut futures: Vec<_> = futures.map(Box::pin).collect();
+    poll_fn(|context| {
+        for future in &mut futures {
+            if let Poll::Ready(output) = future.as_mut().poll(context) {
+                return Poll::Ready(output);
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+impl From<Guard> for LockGuards {
+    /// One lock, or one slot of a semaphore, where several could be.
+    fn from(guard: Guard) -> Self {
+        Self(vec![guard])
     }
 }
 

@@ -98,6 +98,9 @@ impl Client {
     }
 }
 
+/// Number of claims of a slot whose holder is gone each time it is looked at.
+const MAX_CLAIMS: usize = 3;
+
 impl OnceRequest {
     /// Runs once per period of this length. Periods count from the Unix epoch: a period of one day begins at midnight
     /// UTC.
@@ -153,8 +156,7 @@ impl OnceRequest {
     /// - `Invalid` if the name or the period is invalid, or if a later slot was run: the clock of this host or of the
     ///   other host is wrong.
     /// - `Contention` if the run of a slot long past has not ended.
-    /// - `Unavailable` if the store answered only after the slot was over, or if the slot was held by another process
-    ///   that has released it since. In the second case, try again.
+    /// - `Unavailable` if the store answered only after the slot was over.
     /// - `Unsupported` if the store keeps no record without a process.
     /// - Otherwise the error of the store.
     ///
@@ -162,6 +164,21 @@ impl OnceRequest {
     ///
     /// If the future is dropped, a grant that arrives meanwhile is released.
     pub async fn begin(self) -> Result<Once> {
+        for _ in 1..MAX_CLAIMS {
+            if let Some(once) = self.try_begin().await? {
+                return Ok(once);
+            }
+        }
+        self.try_begin().await?.ok_or_else(|| {
+            let message = "the slot was held by another process, and no longer is: try again";
+            let error = Error::new(ErrorKind::Unavailable, message).at(self.client.store());
+            self.name.iter().fold(error, Error::on)
+        })
+    }
+
+    /// Claims the slot. Returns `None` if another process held it, and held it no longer when it was looked at: whether
+    /// the slot was run is not known then, and must be found out from the beginning.
+    async fn try_begin(&self) -> Result<Option<Once>> {
         let store = self.client.store().clone();
         // The clock that cannot be set is read first: a stop between the two readings makes the grant look later, not
         // earlier.
@@ -182,7 +199,7 @@ impl OnceRequest {
         if let Some(slot) = slot
             && let Some(ran) = find_recorded_run(&self.client, notes, &name, slot, keep).await?
         {
-            return Ok(ran);
+            return Ok(Some(ran));
         }
         let request = self.with_id(self.client.lock(&key)).note(&mark);
         let request = if notes.is_some() {
@@ -199,21 +216,17 @@ impl OnceRequest {
                 let holder = store.inspect(&key, KeySpace::Lock).await?.holders.into_iter().next();
                 // The holder has left since, or it was this claim, whose grant ended before it was confirmed. In both
                 // cases the slot may not have been run.
-                let Some(holder) = holder else {
-                    let message =
-                        "the slot was held by another process, and no longer is: try again";
-                    return Err(at(Error::new(ErrorKind::Unavailable, message)));
-                };
+                let Some(holder) = holder else { return Ok(None) };
                 let by = holder.by;
                 return match (slot, by.as_ref().and_then(|by| Slot::parse(&by.note))) {
                     (Some(slot), Some(found)) => match slot.status(found) {
-                        SlotStatus::AlreadyRun => Ok(Once::Ran(by)),
+                        SlotStatus::AlreadyRun => Ok(Some(Once::Ran(by))),
                         SlotStatus::Superseded => {
                             Err(at(clock_behind_error(slot, found, by.as_ref())))
                         }
                         SlotStatus::Runnable => Err(at(still_running_error(by.as_ref()))),
                     },
-                    _ => Ok(Once::Ran(by)),
+                    _ => Ok(Some(Once::Ran(by))),
                 };
             }
             Err(error) => return Err(error),
@@ -236,13 +249,13 @@ impl OnceRequest {
             // recorded it. From here on no other process can.
             if let Some(ran) = run.read(notes, self.now()).await? {
                 run.release_guard().await?;
-                return Ok(Once::Ran(ran));
+                return Ok(Some(Once::Ran(ran)));
             }
             if !run.retry {
                 run.write(notes).await?;
             }
         }
-        Ok(Once::Run(run))
+        Ok(Some(Once::Run(run)))
     }
 
     fn plan(&self, name: &Key, wall: Duration) -> Result<(Key, Option<Slot>, String, Duration)> {

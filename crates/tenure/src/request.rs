@@ -128,6 +128,11 @@ impl LockRequest {
         self
     }
 
+    /// Key of the lock; `None` if the key is invalid, which fails when the request is sent.
+    pub fn key(&self) -> Option<&Key> {
+        self.key.as_ref().ok()
+    }
+
     /// Sets the ttl: the time that the hold lasts without a renewal; 15 s by default.
     ///
     /// On a store that cannot detect the death of a holder, the lock of a dead holder stays held for the ttl.

@@ -8,7 +8,7 @@ use tenure::Handle;
 use super::value::{duration, duration_or_zero, non_blank};
 
 /// Options of a hold.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub(crate) struct HoldArgs {
     /// Fail at once if another process holds the lock
     #[arg(short = 'n', long = "try", conflicts_with = "wait")]
@@ -29,6 +29,9 @@ pub(crate) struct HoldArgs {
     /// exclude each other
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) limit: Option<u32>,
+    /// Hold the lock together with other processes that give --shared; a process without it holds the lock alone
+    #[arg(long, conflicts_with = "limit")]
+    pub(crate) shared: bool,
     /// Time from TERM to KILL when the hold ends; by default a fifth of the ttl, at most 5s
     #[arg(long, value_name = "DURATION", value_parser = duration_or_zero)]
     pub(crate) kill_after: Option<Duration>,
@@ -46,7 +49,7 @@ impl HoldArgs {
 }
 
 /// Identity of the holder, as other clients read it.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub(crate) struct IdentityArgs {
     /// Identity shown to other clients; host:pid:nonce by default
     #[arg(long, value_name = "ID", value_parser = non_blank)]

@@ -9,19 +9,15 @@ use crate::args::election::ElectionArgs;
 use crate::args::hold::{HoldArgs, IdentityArgs, kill_after};
 use crate::args::once::OnceArgs;
 
-/// Builds the request for a lock, or with `--limit` for a slot of a semaphore.
-pub(super) fn lock(arguments: &HoldArgs, client: &Client, name: &Key) -> LockRequest {
-    let request = match arguments.limit {
-        Some(limit) => client.semaphore(name, limit),
-        None => client.lock(name),
-    };
+/// Applies the settings of a hold to the request for a lock or for a slot of a semaphore.
+pub(super) fn with_settings(request: LockRequest, arguments: &HoldArgs) -> LockRequest {
     let request = request.ttl(arguments.ttl).stop_grace(arguments.kill_after());
     let mut request = with_identity(request, &arguments.identity);
-    if let Some(max) = arguments.max_hold {
-        request = request.max_hold(max);
+    if arguments.shared {
+        request = request.shared();
     }
-    match arguments.wait {
-        Some(wait) => request.timeout(wait),
+    match arguments.max_hold {
+        Some(max) => request.max_hold(max),
         None => request,
     }
 }

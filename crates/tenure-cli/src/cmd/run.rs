@@ -9,7 +9,8 @@ use std::time::Duration;
 use clap::Args;
 use nix::sys::signal::Signal;
 use tenure::store::KeySpace;
-use tenure::{Client, ErrorKind, Guard, Key};
+use tenure::{Client, ErrorKind, Guard, Key, LockAllRequest, LockGuards, LockRequest};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::request;
@@ -22,7 +23,7 @@ use crate::args::value::signal;
 use crate::enclosing_hold::EnclosingHold;
 use crate::exit::{self, Exit};
 use crate::health::{HealthState, MetricsArgs};
-use crate::hold::Hold;
+use crate::hold::{Hold, MAX_LOCKS};
 use crate::humanize;
 use crate::other_kind::OtherKindCheck;
 use crate::report::{self, Event, Reporter};
@@ -40,6 +41,10 @@ pub(crate) struct Run {
     pub(crate) store: StoreUrl,
     #[command(flatten)]
     hold: HoldArgs,
+    /// Hold this lock too; may be given several times. All are acquired in the order of their names, so that no two
+    /// commands wait for each other, and released together. With several locks, `TENURE_TOKENS` has all tokens as JSON
+    #[arg(long, value_name = "NAME", conflicts_with = "limit")]
+    also: Vec<Key>,
     /// Send the command this signal (TERM, USR1) when a waiter requests a hand-off. Only on stores that report waiters
     #[arg(long, value_name = "SIGNAL", value_parser = signal)]
     on_request: Option<Signal>,
@@ -75,6 +80,47 @@ async fn other_kind_checked(check: &mut Option<OtherKindCheck>, reporter: &Repor
     }
 }
 
+impl Run {
+    /// Refuses more locks than the guardian of the command can keep.
+    pub(crate) fn usage_error(&self) -> Option<String> {
+        let most = MAX_LOCKS - 1;
+        (self.also.len() > most).then(|| format!("--also can be given at most {most} times"))
+    }
+
+    /// Acquires the lock, or with `--also` all locks, or with `--limit` a slot. Sends the name of each lock before it is
+    /// requested.
+    async fn acquire(
+        &self,
+        client: &Client,
+        begun: Instant,
+        reporter: &Arc<Reporter>,
+        next: watch::Sender<Key>,
+    ) -> tenure::Result<LockGuards> {
+        let hold = &self.hold;
+        let (settings, reporter) = (hold.clone(), Arc::clone(reporter));
+        let with_settings = move |lock: LockRequest| {
+            let reporter = Arc::clone(&reporter);
+            let lock = lock.on_outage(move |outage| reporter.outage(outage));
+            request::with_settings(lock, &settings)
+        };
+        // `--wait` includes the time for which the store was away.
+        let wait = hold.wait.map(|wait| wait.saturating_sub(begun.elapsed()));
+        if let Some(limit) = hold.limit {
+            let slot = with_settings(client.semaphore(&self.name, limit));
+            let slot = wait.into_iter().fold(slot, LockRequest::timeout);
+            let acquired =
+                if hold.try_once { slot.try_acquire().await } else { slot.acquire().await };
+            return acquired.map(LockGuards::from);
+        }
+        let all = client.lock_all(std::iter::once(&self.name).chain(&self.also));
+        let all = wait.into_iter().fold(all, LockAllRequest::timeout).each(move |lock| {
+            lock.key().into_iter().for_each(|key| drop(next.send_replace(key.clone())));
+            with_settings(lock)
+        });
+        if hold.try_once { all.try_acquire().await } else { all.acquire().await }
+    }
+}
+
 struct RunSession<'a> {
     arguments: &'a Run,
     signals: Signals,
@@ -97,10 +143,10 @@ impl RunSession<'_> {
             Err(exit) => Err(exit),
         };
         match held {
-            Ok(guard) => {
+            Ok(guards) => {
                 let health = Arc::clone(&self.health);
                 health.set_held(true);
-                let exit = self.hold(&client, guard).await;
+                let exit = self.hold(&client, guards).await;
                 health.set_held(false);
                 exit
             }
@@ -126,9 +172,16 @@ impl RunSession<'_> {
         }
     }
 
-    /// Refuses a lock that an enclosing tenure command holds while this one runs: this one would wait forever.
+    /// Refuses locks that an enclosing tenure command holds while this one runs: this one would wait forever.
     async fn reject_nesting(&mut self, client: &Client) -> Result<(), Exit> {
-        let (name, store) = (&self.arguments.name, client.store().to_string());
+        for name in std::iter::once(&self.arguments.name).chain(&self.arguments.also) {
+            self.reject_nested(client, name).await?;
+        }
+        Ok(())
+    }
+
+    async fn reject_nested(&mut self, client: &Client, name: &Key) -> Result<(), Exit> {
+        let store = client.store().to_string();
         let mut enclosing = EnclosingHold::all();
         enclosing.retain(|outer| outer.name == name.as_str() && outer.store == store);
         if enclosing.is_empty() || self.arguments.hold.limit.is_some() {
@@ -147,23 +200,15 @@ impl RunSession<'_> {
         Err(Exit::Failed)
     }
 
-    async fn acquire(&mut self, client: &Client, begun: Instant) -> Result<Guard, Exit> {
+    async fn acquire(&mut self, client: &Client, begun: Instant) -> Result<LockGuards, Exit> {
         let Run { hold, name, .. } = self.arguments;
-        let mut request = request::lock(hold, client, name);
-        if let Some(wait) = hold.wait {
-            // `--wait` includes the time for which the store was away.
-            request = request.timeout(wait.saturating_sub(begun.elapsed()));
-        }
-        let reporter = Arc::clone(self.reporter);
-        let request = request.on_outage(move |outage| reporter.outage(outage));
         let space = if hold.limit.is_some() { KeySpace::Semaphore } else { KeySpace::Lock };
         self.other_kind = Some(OtherKindCheck::start(client, name, space));
         let acquired = {
-            let mut acquiring = pin!(async {
-                if hold.try_once { request.try_acquire().await } else { request.acquire().await }
-            });
+            let (sender, next) = watch::channel(name.clone());
+            let mut acquiring = pin!(self.arguments.acquire(client, begun, self.reporter, sender));
             let mut watching =
-                pin!(waiting::show_wait(client, name, space, &hold.identity, self.reporter));
+                pin!(waiting::show_waits(client, next, space, &hold.identity, self.reporter));
             loop {
                 tokio::select! {
                     biased;
@@ -181,11 +226,11 @@ impl RunSession<'_> {
         };
         self.reporter.clear_progress();
         match acquired {
-            Ok(Ok(guard)) => {
-                let token = humanize::token(guard.fencing_token());
+            Ok(Ok(guards)) => {
+                let token = guards.get(name).map(Guard::fencing_token).and_then(humanize::token);
                 self.reporter.event(&Event::Acquired { token, attempt: None });
                 self.reporter.log_wait_over(begun.elapsed());
-                Ok(guard)
+                Ok(guards)
             }
             Ok(Err(error)) => {
                 let reason = report::chain(&error);
@@ -208,7 +253,9 @@ impl RunSession<'_> {
         }
     }
 
-    async fn hold(mut self, client: &Client, guard: Guard) -> Exit {
+    async fn hold(mut self, client: &Client, guards: LockGuards) -> Exit {
+        let Some(guard) = guards.get(&self.arguments.name) else { return Exit::Failed };
+        let held = Hold::Locks { first: guard, all: &guards };
         let hard_end = self.arguments.hold.max_hold.map(|max| Instant::now() + max);
         let hold = &self.arguments.hold;
         let context = HoldContext {
@@ -229,8 +276,7 @@ impl RunSession<'_> {
                 .map_or(HandoffAction::Report, HandoffAction::Signal),
         };
         let ended = {
-            let mut running =
-                pin!(supervised.run(Hold::Lock(&guard), &mut self.signals, self.reporter));
+            let mut running = pin!(supervised.run(held, &mut self.signals, self.reporter));
             loop {
                 tokio::select! {
                     biased;
@@ -241,14 +287,14 @@ impl RunSession<'_> {
         };
         match ended {
             CommandEnd::NotStarted(exit) | CommandEnd::Ended { exit, .. } => {
-                self.release(guard, exit).await
+                self.release(guards, exit).await
             }
             CommandEnd::Lost(reason) => {
                 let message = format!("lost {}: {reason}; the command was stopped", guard.key());
                 self.report_loss(reason, &message);
                 // The child was stopped before the deadline, so the hold may not have ended yet. Releasing it spares
                 // the next holder the rest of the lease.
-                let _ = guard.release().await;
+                let _ = guards.release().await;
                 Exit::Lost
             }
         }
@@ -262,10 +308,11 @@ impl RunSession<'_> {
         }
     }
 
-    /// Releases the lock. Returns `exit`, or [`Exit::Lost`] if the lock was no longer held.
-    async fn release(&mut self, guard: Guard, exit: Exit) -> Exit {
-        let key = guard.key().clone();
-        let mut releasing = pin!(guard.release());
+    /// Releases the locks. Returns `exit`, or [`Exit::Lost`] if one of them was no longer held.
+    async fn release(&mut self, guards: LockGuards, exit: Exit) -> Exit {
+        let keys: Vec<&str> = guards.keys().map(Key::as_str).collect();
+        let key = keys.join(", ");
+        let mut releasing = pin!(guards.release());
         let released = loop {
             tokio::select! {
                 biased;

@@ -1,5 +1,6 @@
 //! A command that runs under a lock or a leadership: its environment, its start, and its end.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use crate::args::hold::IdentityArgs;
 use crate::child::{Child, StartError};
 use crate::enclosing_hold::{self, EnclosingHold};
 use crate::exit::Exit;
-use crate::hold::{Hold, REVISION_VARIABLE};
+use crate::hold::{Hold, REVISION_VARIABLE, TOKENS_VARIABLE};
 use crate::humanize;
 use crate::report::{self, Reporter};
 use crate::signals::Signals;
@@ -129,10 +130,21 @@ fn environment(
     // A nested `run` recognises an enclosing hold by its token: a hold without a token is not listed.
     if let Some(token) = humanize::token(hold.token()) {
         environment.push(("TENURE_TOKEN", token.clone()));
-        environment.push((
-            enclosing_hold::VARIABLE,
-            EnclosingHold { store, name, token }.child_variable(),
-        ));
+        let mut holds: Vec<EnclosingHold> = hold
+            .others()
+            .filter_map(|guard| {
+                let (name, token) =
+                    (guard.key().to_string(), humanize::token(guard.fencing_token())?);
+                Some(EnclosingHold { store: store.clone(), name, token })
+            })
+            .collect();
+        holds.push(EnclosingHold { store, name, token });
+        if holds.len() > 1 {
+            let tokens: BTreeMap<&str, &str> =
+                holds.iter().map(|hold| (&*hold.name, &*hold.token)).collect();
+            environment.push((TOKENS_VARIABLE, serde_json::json!(tokens).to_string()));
+        }
+        environment.push((enclosing_hold::VARIABLE, EnclosingHold::child_variable(holds)));
     }
     environment.extend(hold.revision().map(|revision| (REVISION_VARIABLE, revision.to_string())));
     if let Hold::Lead(_) = hold {

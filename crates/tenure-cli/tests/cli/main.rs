@@ -14,6 +14,7 @@ mod leading;
 mod plain;
 mod serving;
 mod session;
+mod several;
 mod signals;
 mod support;
 mod terminal;
