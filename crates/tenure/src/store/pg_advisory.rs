@@ -27,8 +27,8 @@
 //! place, hold                       the wait of a claim; its hold
 //! claim                             the state of a claim
 //! shared                            the sessions of a store
-//! session, terms                    one session; the table of terms
-//! inspect, sql, tag, pair           views; statements; identities; key numbers
+//! inspect, session, terms           views; one session; the table of terms
+//! sql, tag, pair                    statements; identities; key numbers
 //! ```
 
 mod claim;
