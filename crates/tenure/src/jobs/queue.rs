@@ -20,6 +20,7 @@ use super::job::{Enqueued, Job, JobData, NewJob};
 use super::notifications::JobNotifications;
 use super::sql::JobStatements;
 use super::{JobGuard, Options, schema};
+use crate::outage::{OutageCallbacks, OutageMonitor};
 use crate::store::pg::clock::{Reading, micros};
 use crate::store::pg::connect::Parameter;
 use crate::store::pg::renewer::{RenewalStatement, outcomes};
@@ -70,6 +71,8 @@ pub(super) struct QueueShared {
     claims: RwLock<()>,
     /// A claim got no answer. It may have locked rows in our name that `holds` does not know.
     unanswered_claim: AtomicBool,
+    /// Outage of the server, as workers and renewals see it.
+    pub(super) outage: OutageMonitor,
 }
 
 /// A caller that waits for jobs.
@@ -119,12 +122,27 @@ impl Queue {
     ///
     /// Dropping the future leaves nothing behind.
     pub async fn connect_with(url: &str, table: &str, options: Options) -> Result<Self> {
+        Self::builder().options(options).connect(url, table).await
+    }
+
+    /// Connects for [`Queue::builder`].
+    pub(super) async fn open(
+        url: &str,
+        table: &str,
+        options: Options,
+        patience: Option<Duration>,
+        on_outage: OutageCallbacks,
+    ) -> Result<Self> {
         static QUEUES: AtomicU64 = AtomicU64::new(0);
         let mut db = JobDb::new(url, table, options, || Box::new(schema::job_columns()))?;
         // The cleanup after an unanswered claim releases the rows of a worker name that `holds` does not know. Two
         // queues of one process therefore need different names, or one would release the jobs of the other.
         db.worker = format!("{}:{}", db.worker, QUEUES.fetch_add(1, Ordering::Relaxed));
-        let shape = db.shape().await?;
+        let outage = OutageMonitor::new(db.clock.clone(), db.table.shown(), &db, on_outage);
+        let shape = match patience {
+            Some(limit) => outage.connect(limit, || db.shape()).await?,
+            None => db.shape().await?,
+        };
         let kind = |column: &str| shape.get(column).map_or("text", String::as_str);
         let sql = JobStatements::new(&db.table, kind("id"), kind("payload"));
         let holds = Holds::new(db.lease, db.clock.clone());
@@ -137,6 +155,7 @@ impl Queue {
             state: Mutex::new(QueueState { resume_from: None, next_sweep: Time::ZERO }),
             claims: RwLock::new(()),
             unanswered_claim: AtomicBool::new(false),
+            outage,
             db,
         });
         // Exported as 0 from the start: a counter that first appears with a value of 1 shows no increase on dashboards.
@@ -595,7 +614,10 @@ impl RenewalStatement for QueueShared {
             (&self.db.worker, Type::TEXT),
             (&ttl, Type::INT8),
         ];
-        let (rows, reading) = self.db.ask(&self.sql.heartbeat, &parameters, by).await?;
+        self.outage.sent();
+        let answer = self.db.ask(&self.sql.heartbeat, &parameters, by).await;
+        self.outage.ended(&answer);
+        let (rows, reading) = answer?;
         Ok((reading, outcomes(names.len(), &rows)))
     }
 }

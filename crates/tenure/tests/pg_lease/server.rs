@@ -155,6 +155,16 @@ impl Server {
         run(self.program("pg_ctl").args(["promote", "--pgdata=data", "--wait"]));
     }
 
+    /// Runs statements with psql; returns the rows.
+    #[allow(dead_code, reason = "not every test program needs it")]
+    pub(crate) fn sql(&self, sql: &str) -> String {
+        let mut psql = self.program("psql");
+        psql.args([&*self.url(), "-XAtq", "-v", "ON_ERROR_STOP=1", "-c", sql]);
+        let output = psql.stdin(Stdio::null()).output().unwrap();
+        assert!(output.status.success(), "{sql}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+
     fn program(&self, name: &str) -> Command {
         let mut command = Command::new(self.programs.join(name));
         command.current_dir(&self.folder);
