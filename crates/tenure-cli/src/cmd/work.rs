@@ -96,7 +96,8 @@ pub(crate) fn run(arguments: Work) -> Exit {
     };
     let (output, metrics) = (arguments.output, arguments.metrics.clone());
     session::run(
-        || Reporter::new(name, output),
+        output,
+        |events| Reporter::new(name, output, events),
         Some(&metrics),
         async |mut session| match open_queue(&arguments, &mut session).await {
             Ok(queue) => work(arguments, queue, session.signals, &session.reporter).await,
@@ -117,19 +118,10 @@ async fn open_queue(arguments: &Work, session: &mut Session) -> Result<Queue, Ex
     let outages = Arc::clone(reporter);
     let builder = Queue::builder().options(arguments.options()).wait_for_store(Duration::MAX);
     let builder = builder.on_outage(move |outage| outages.outage(outage));
-    let mut connecting = pin!(builder.connect(url, &arguments.queue));
-    let queue = loop {
-        tokio::select! {
-            biased;
-            queue = &mut connecting => {
-                break queue.map_err(|error| fail(&report::chain(&error), super::exit_for(&error)))?;
-            }
-            signal = session.signals.next() => if signals::asks_to_stop(signal) {
-                reporter.event(&Event::Stopped { signal: Some(signal.as_str()), reason: None });
-                return Err(Exit::Success);
-            }
-        }
-    };
+    let connecting = builder.connect(url, &arguments.queue);
+    let connected = session::unless_stopped(connecting, &mut session.signals, reporter).await;
+    let connected = connected.map_err(|_| Exit::Success)?;
+    let queue = connected.map_err(|error| fail(&report::chain(&error), super::exit_for(&error)))?;
     session.health.set_ready();
     if arguments.metrics.is_enabled() {
         let counted = queue.clone();
@@ -208,7 +200,7 @@ async fn work(
             }
         }
     };
-    if !output.json && !output.quiet {
+    if !output.has_events() && !output.quiet {
         reporter.clear_progress();
         reporter.info(&progress_line(&table, &progress.stats(), begun.elapsed()));
     }
