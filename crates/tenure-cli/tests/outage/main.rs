@@ -2,9 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
+mod limits;
+mod nats_server;
 #[allow(dead_code, reason = "shared with the tests of the store")]
 #[path = "../../../tenure/tests/pg_lease/server.rs"]
 mod pg_server;
+mod refusals;
 #[path = "../../../tenure/tests/services/mod.rs"]
 mod services;
 #[allow(dead_code, reason = "shared with the tests of `run`")]
