@@ -2,6 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
+#[allow(dead_code, reason = "shared with the tests of the store")]
+#[path = "../../../tenure/tests/object/fake.rs"]
+mod fake;
 mod limits;
 mod nats_server;
 #[allow(dead_code, reason = "shared with the tests of the store")]
@@ -11,8 +14,12 @@ mod refusals;
 #[path = "../../../tenure/tests/services/mod.rs"]
 mod services;
 #[allow(dead_code, reason = "shared with the tests of `run`")]
+#[path = "../cli/session.rs"]
+mod session;
+#[allow(dead_code, reason = "shared with the tests of `run`")]
 #[path = "../cli/support.rs"]
 mod support;
+mod table;
 mod work;
 
 use std::fs::File;
