@@ -11,6 +11,7 @@ use tenure_core::{Machine as _, Time};
 use tokio::sync::Notify;
 
 use crate::drive::{Either, before, race};
+use crate::telemetry::StoreAway;
 use crate::{Clock, Error, Result};
 
 /// First pause between two attempts to connect. Each further pause is twice as long, up to [`LONGEST_PAUSE`].
@@ -92,6 +93,8 @@ struct OutageState {
     outage: Outage,
     /// Error of the last request, with its causes.
     reason: Option<Arc<str>>,
+    /// Entry in the metrics, from the first report of an outage to its end.
+    counted: Option<StoreAway>,
 }
 
 impl OutageMonitor {
@@ -198,6 +201,13 @@ impl OutageMonitor {
             let answering = state.outage.poll_timeout().is_none();
             change(&mut state, self.0.clock.now());
             let reports: Vec<StoreOutage> = std::iter::from_fn(|| state.next_report()).collect();
+            match reports.last() {
+                Some(StoreOutage::Away { .. }) => {
+                    state.counted.get_or_insert_with(|| StoreAway::new(&self.0.subject.1));
+                }
+                Some(StoreOutage::Back { .. }) => state.counted = None,
+                None => {}
+            }
             (reports, answering && state.outage.poll_timeout().is_some())
         };
         if begun {

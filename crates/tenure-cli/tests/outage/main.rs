@@ -6,6 +6,7 @@
 #[path = "../../../tenure/tests/object/fake.rs"]
 mod fake;
 mod limits;
+mod metrics;
 mod nats_server;
 #[allow(dead_code, reason = "shared with the tests of the store")]
 #[path = "../../../tenure/tests/pg_lease/server.rs"]
