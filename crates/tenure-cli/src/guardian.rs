@@ -282,8 +282,8 @@ fn wait_for(fds: &mut [PollFd<'_>], limit: Option<Duration>) -> io::Result<()> {
     }
 }
 
-/// Receives the descriptors that the command passes.
-fn receive_descriptors(socket: &UnixStream) -> io::Result<Vec<OwnedFd>> {
+/// Receives the descriptors that a process passes.
+pub(crate) fn receive_descriptors(socket: &UnixStream) -> io::Result<Vec<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PASSED_DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];

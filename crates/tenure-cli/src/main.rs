@@ -12,6 +12,7 @@ mod child;
 mod cli;
 mod cmd;
 mod enclosing_hold;
+mod events_fd;
 mod exit;
 mod guardian;
 mod health;

@@ -1,9 +1,10 @@
-//! Output on stderr: events for programs, lines for people.
+//! Output on stderr or on the descriptor of `--events-fd`: events for programs, lines for people.
 //!
 //! A separate thread writes: a pipe whose reader does not read must not block the renewal of the lock.
 
 use std::error::Error as StdError;
-use std::io::{self, IsTerminal as _, Write as _};
+use std::fs::File;
+use std::io::{self, IsTerminal as _, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
@@ -143,10 +144,15 @@ enum WriterMessage {
 }
 
 impl Reporter {
-    pub(crate) fn new(name: Key, output: Output) -> Self {
+    /// Starts the writing thread. It writes to `events` if given, else to stderr.
+    pub(crate) fn new(name: Key, output: Output, events: Option<File>) -> Self {
         let (writer, items) = sync_channel(MAX_QUEUED_LINES);
-        let thread =
-            thread::Builder::new().name("stderr".to_owned()).spawn(move || write_loop(&items));
+        let target: Box<dyn Write + Send> = match events {
+            Some(file) => Box::new(file),
+            None => Box::new(io::stderr()),
+        };
+        let thread = thread::Builder::new().name("stderr".to_owned());
+        let thread = thread.spawn(move || write_loop(&items, target));
         let writer = thread.is_ok().then_some(writer);
         Self {
             name,
@@ -172,7 +178,7 @@ impl Reporter {
             name: &'a str,
             at: String,
         }
-        if !self.output.json {
+        if !self.output.has_events() {
             return;
         }
         let at = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
@@ -184,7 +190,7 @@ impl Reporter {
 
     /// Prints an event: as JSON with `--json`, else as a log line unless `--quiet` is given.
     pub(crate) fn log(&self, event: &Event) {
-        if self.output.json {
+        if self.output.has_events() {
             self.event(event);
         } else if !self.output.quiet {
             self.send(match self.pair {
@@ -196,7 +202,7 @@ impl Reporter {
 
     /// Prints an error: as an event with `--json`, else as one line, even with `--quiet`.
     pub(crate) fn error(&self, message: &str) {
-        if self.output.json {
+        if self.output.has_events() {
             self.event(&Event::Error { message: message.to_owned(), health_check: false });
         } else {
             self.clear_progress();
@@ -206,7 +212,7 @@ impl Reporter {
 
     /// Prints a warning: `event` with `--json`, else `message` unless `--quiet` is given.
     pub(crate) fn warn(&self, event: &Event, message: &str) {
-        if self.output.json {
+        if self.output.has_events() {
             self.event(event);
         } else if !self.output.quiet {
             self.clear_progress();
@@ -232,17 +238,17 @@ impl Reporter {
 
     /// True if events are printed as JSON.
     pub(crate) fn has_events(&self) -> bool {
-        self.output.json
+        self.output.has_events()
     }
 
     /// True if a progress line can be shown: stderr is a terminal, without `--json` and `--quiet`.
     pub(crate) fn shows_progress(&self) -> bool {
-        !self.output.json && !self.output.quiet && io::stderr().is_terminal()
+        !self.output.has_events() && !self.output.quiet && io::stderr().is_terminal()
     }
 
     /// True if a wait is reported by one line, because stderr is no terminal.
     pub(crate) fn logs_waits(&self) -> bool {
-        !self.output.json && !self.output.quiet && !io::stderr().is_terminal()
+        !self.output.has_events() && !self.output.quiet && !io::stderr().is_terminal()
     }
 
     /// Says in a log that the command waits.
@@ -384,12 +390,11 @@ fn stderr_line(message: &str) -> String {
     format!("tenure: {line}\n")
 }
 
-fn write_loop(items: &Receiver<WriterMessage>) {
-    let mut stderr = io::stderr();
+fn write_loop(items: &Receiver<WriterMessage>, mut target: Box<dyn Write + Send>) {
     while let Ok(item) = items.recv() {
         match item {
             // A closed stderr must not stop the command.
-            WriterMessage::Text(text) => drop(stderr.write_all(&text)),
+            WriterMessage::Text(text) => drop(target.write_all(&text)),
             WriterMessage::Flush(done) => drop(done.send(())),
         }
     }

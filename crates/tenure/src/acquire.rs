@@ -289,7 +289,7 @@ impl AcquireDriver {
         tracing::debug!(name: "tenure.request_failed", %key, %store, %error);
         let (now, failure) = (self.drive.now(), error.failure());
         self.drive.machine.handle_failure(failure, &error, now);
-        if failure != RequestFailure::Permanent {
+        if failure != RequestFailure::Permanent && self.caller.is_waiting() {
             self.outage.failed(&error);
         }
         // The holder that an earlier answer named may have released the lock meanwhile: do not name it in an error.
@@ -327,10 +327,15 @@ impl AcquireDriver {
         request: impl Future<Output = Result<T>>,
     ) -> Raced<Result<T>> {
         let began = self.drive.now();
-        self.outage.sent();
+        // The cleanup after the answer is not reported: the caller no longer waits for the store.
+        let reported = self.caller.is_waiting();
+        if reported {
+            self.outage.sent();
+        }
         let raced = self.during(request).await;
         self.drive.record(op, began);
         match &raced {
+            _ if !reported => {}
             Ok(Ok(_)) => self.outage.answered(),
             // A refusal is an answer too.
             Ok(Err(error)) if error.is_refusal() => self.outage.answered(),
@@ -351,7 +356,10 @@ impl AcquireDriver {
             if let Some(command) = self.next() {
                 return Err(command);
             }
-            let news = race(self.caller.news(), self.outage.report());
+            let (waits, outage) = (self.caller.is_waiting(), &self.outage);
+            let report =
+                async { if waits { outage.report().await } else { pending::<Infallible>().await } };
+            let news = race(self.caller.news(), report);
             match self.drive.until(&mut request, news).await {
                 Some(Either::First(result)) => return Ok(result),
                 Some(Either::Second(Either::First(news))) => self.drive.handle(news),
@@ -425,6 +433,11 @@ impl Caller {
         placed: oneshot::Sender<()>,
     ) -> Self {
         Self { reply: Some(reply), until: Some(until), placed: Some(placed), fail_fast: false }
+    }
+
+    /// True until the caller has its answer or has gone away.
+    fn is_waiting(&self) -> bool {
+        self.reply.is_some()
     }
 
     /// Reports that the first answer of the store has arrived.

@@ -3,19 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure_core::acquire::RequestFailure;
-
 use crate::client::Client;
-use crate::drive::{Either, before, race};
 use crate::outage::{OutageCallbacks, OutageMonitor, StoreOutage};
 use crate::store::Store;
 use crate::url::{self, Schemes};
-use crate::{Clock, Error, Result};
-
-/// First pause between two attempts to connect. Each further pause is twice as long, up to [`LONGEST_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// Longest pause between two attempts to connect.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+use crate::{Clock, Result};
 
 /// Settings of a client. Made by [`Client::builder`].
 ///
@@ -92,41 +84,13 @@ impl ClientBuilder {
     ///
     /// Safe to drop at any time.
     pub async fn connect(self, url: &str) -> Result<Client> {
-        let Some(limit) = self.patience else {
-            // On the heap: the future of a store that connects is large.
-            return Ok(Client::with_store(Box::pin(url::open(url, &self.schemes)).await?));
-        };
-        let clock = Clock::system();
-        let begun = clock.now();
+        // On the heap: the future of a store that connects is large.
+        let open = || Box::pin(url::open(url, &self.schemes));
+        let Some(limit) = self.patience else { return Ok(Client::with_store(open().await?)) };
         // The rest of the URL may contain a password.
         let scheme = url.split(':').next().unwrap_or_default();
-        let monitor = OutageMonitor::new(clock.clone(), "", scheme, self.on_outage);
-        let mut pause = FIRST_PAUSE;
-        loop {
-            monitor.sent();
-            let opening = Box::pin(url::open(url, &self.schemes));
-            let opened = match race(opening, monitor.report()).await {
-                Either::First(opened) => opened,
-                Either::Second(never) => match never {},
-            };
-            let error = match opened {
-                Ok(store) => {
-                    monitor.answered();
-                    return Ok(Client::with_store(store));
-                }
-                Err(error) if error.failure() == RequestFailure::Permanent => return Err(error),
-                Err(error) => error,
-            };
-            monitor.failed(&error);
-            let now = clock.now();
-            let waited = now.since(begun);
-            if waited >= limit {
-                return Err(Error::away(waited, error));
-            }
-            let end = now + pause.min(limit.saturating_sub(waited));
-            before(&clock, end, monitor.report()).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        }
+        let monitor = OutageMonitor::new(Clock::system(), "", scheme, self.on_outage);
+        Ok(Client::with_store(monitor.connect(limit, open).await?))
     }
 }
 

@@ -53,7 +53,7 @@ pub use checkpoints::{CheckpointClaim, CheckpointGuard, Checkpoints};
 pub use guard::JobGuard;
 pub use job::{Enqueued, Job, JobRow, NewJob};
 pub use options::{DEFAULT_CHECKPOINTS_TABLE, DEFAULT_JOBS_TABLE, Options};
-pub use queue::Queue;
+pub use queue::{Queue, QueueBuilder};
 pub use summary::QueueSummary;
 pub use sweep::Swept;
 pub use tenure_core::jobs::JobState;

@@ -2,14 +2,22 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::future::pending;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tenure_core::acquire::RequestFailure;
 use tenure_core::outage::{Outage, OutageInput, OutageReport};
 use tenure_core::{Machine as _, Time};
+use tokio::sync::Notify;
 
-use crate::{Clock, Error};
+use crate::drive::{Either, before, race};
+use crate::telemetry::StoreAway;
+use crate::{Clock, Error, Result};
+
+/// First pause between two attempts to connect. Each further pause is twice as long, up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// Longest pause between two attempts to connect.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Report that a store is away, or is back.
 ///
@@ -66,7 +74,7 @@ impl fmt::Debug for OutageCallbacks {
     }
 }
 
-/// Outage of a store, as the requests of one acquisition, election or connect see it. Clones share it.
+/// Outage of a store, as the requests of one acquisition, election, queue of jobs or connect see it. Clones share it.
 #[derive(Clone)]
 pub(crate) struct OutageMonitor(Arc<SharedOutage>);
 
@@ -76,6 +84,8 @@ struct SharedOutage {
     subject: (String, String),
     callbacks: OutageCallbacks,
     state: Mutex<OutageState>,
+    /// An outage may have begun: the time of the next report is known now.
+    begun: Notify,
 }
 
 #[derive(Default)]
@@ -83,6 +93,8 @@ struct OutageState {
     outage: Outage,
     /// Error of the last request, with its causes.
     reason: Option<Arc<str>>,
+    /// Entry in the metrics, from the first report of an outage to its end.
+    counted: Option<StoreAway>,
 }
 
 impl OutageMonitor {
@@ -93,7 +105,7 @@ impl OutageMonitor {
         callbacks: OutageCallbacks,
     ) -> Self {
         let (subject, state) = ((key.to_string(), store.to_string()), Mutex::default());
-        Self(Arc::new(SharedOutage { clock, subject, callbacks, state }))
+        Self(Arc::new(SharedOutage { clock, subject, callbacks, state, begun: Notify::new() }))
     }
 
     /// A request was sent that a working store answers at once.
@@ -122,6 +134,15 @@ impl OutageMonitor {
         *self.state() = OutageState::default();
     }
 
+    /// Takes the result of a request that is retried unless it was refused for good.
+    pub(crate) fn ended<T>(&self, result: &Result<T>) {
+        match result {
+            Ok(_) => self.answered(),
+            Err(error) if error.failure() != RequestFailure::Permanent => self.failed(error),
+            Err(_) => {}
+        }
+    }
+
     /// Reports what is due, for as long as it is polled. Never resolves.
     ///
     /// # Cancel safety
@@ -129,19 +150,69 @@ impl OutageMonitor {
     /// Safe to drop at any time.
     pub(crate) async fn report(&self) -> Infallible {
         loop {
-            let due = self.state().outage.poll_timeout();
-            let Some(due) = due else { return pending().await };
-            self.0.clock.sleep_until(due).await;
-            self.update(|outage, now| outage.outage.handle_timeout(now));
+            // Before the state is read: a request of another task may begin an outage in between.
+            let begun = self.0.begun.notified();
+            let due = self.state().outage.poll_timeout().unwrap_or(Time::MAX);
+            if let Either::Second(()) = race(begun, self.0.clock.sleep_until(due)).await {
+                self.update(|outage, now| outage.outage.handle_timeout(now));
+            }
+        }
+    }
+
+    /// Connects to a store, with a new attempt while it is away, for up to `limit`.
+    ///
+    /// # Cancel safety
+    ///
+    /// As safe as `attempt`.
+    pub(crate) async fn connect<T, F: Future<Output = Result<T>>>(
+        &self,
+        limit: Duration,
+        mut attempt: impl FnMut() -> F,
+    ) -> Result<T> {
+        let clock = &self.0.clock;
+        let begun = clock.now();
+        let mut pause = FIRST_PAUSE;
+        loop {
+            self.sent();
+            // On the heap: the future of a store that connects is large.
+            let opened = match race(Box::pin(attempt()), self.report()).await {
+                Either::First(opened) => opened,
+                Either::Second(never) => match never {},
+            };
+            self.ended(&opened);
+            let error = match opened {
+                Err(error) if error.failure() != RequestFailure::Permanent => error,
+                opened => return opened,
+            };
+            let now = clock.now();
+            let waited = now.since(begun);
+            if waited >= limit {
+                return Err(Error::away(waited, error));
+            }
+            let end = now + pause.min(limit.saturating_sub(waited));
+            before(clock, end, self.report()).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
     fn update(&self, change: impl FnOnce(&mut OutageState, Time)) {
-        let reports: Vec<StoreOutage> = {
+        let (reports, begun) = {
             let mut state = self.state();
+            let answering = state.outage.poll_timeout().is_none();
             change(&mut state, self.0.clock.now());
-            std::iter::from_fn(|| state.next_report()).collect()
+            let reports: Vec<StoreOutage> = std::iter::from_fn(|| state.next_report()).collect();
+            match reports.last() {
+                Some(StoreOutage::Away { .. }) => {
+                    state.counted.get_or_insert_with(|| StoreAway::new(&self.0.subject.1));
+                }
+                Some(StoreOutage::Back { .. }) => state.counted = None,
+                None => {}
+            }
+            (reports, answering && state.outage.poll_timeout().is_some())
         };
+        if begun {
+            self.0.begun.notify_waiters();
+        }
         for report in reports {
             self.log(&report);
             for callback in &self.0.callbacks.0 {
@@ -181,5 +252,38 @@ impl OutageState {
             OutageReport::Away(lasts) => StoreOutage::Away { lasts, reason: self.reason.clone() },
             OutageReport::Back(after) => StoreOutage::Back { after },
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use super::*;
+    use crate::ErrorKind;
+
+    #[tokio::test]
+    async fn a_failure_in_another_task_is_reported_by_a_report_that_already_waits() {
+        let (clock, hand) = Clock::manual();
+        let reports = Arc::new(Mutex::new(Vec::new()));
+        let (told, mut callbacks) = (Arc::clone(&reports), OutageCallbacks::default());
+        callbacks.push(move |outage| told.lock().expect("reports").push(outage.clone()));
+        let monitor = OutageMonitor::new(clock, "key", "store", callbacks);
+        let mut reporting = pin!(monitor.report());
+        let step = async |reporting: &mut std::pin::Pin<&mut _>| {
+            let task = async {
+                for _ in 0..50 {
+                    tokio::task::yield_now().await;
+                }
+            };
+            assert!(matches!(race(reporting, task).await, Either::Second(())));
+        };
+        step(&mut reporting).await;
+        monitor.failed(&Error::new(ErrorKind::Unavailable, "no answer"));
+        step(&mut reporting).await;
+        assert_eq!(reports.lock().expect("reports").len(), 0);
+        hand.advance(tenure_core::outage::FIRST_REPORT_AFTER);
+        step(&mut reporting).await;
+        assert!(matches!(reports.lock().expect("reports")[..], [StoreOutage::Away { .. }]));
     }
 }

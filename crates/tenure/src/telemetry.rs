@@ -33,6 +33,25 @@ pub(crate) fn reason(loss: Loss) -> &'static str {
     }
 }
 
+/// Outage of a store in the metrics, which ends when this is dropped.
+pub(crate) struct StoreAway(Box<str>);
+
+impl StoreAway {
+    /// Counts an outage of the store with this URL or scheme.
+    pub(crate) fn new(store: &str) -> Self {
+        store_away(store, true);
+        Self(store.into())
+    }
+}
+
+impl Drop for StoreAway {
+    fn drop(&mut self) {
+        store_away(&self.0, false);
+    }
+}
+
+#[cfg(feature = "metrics")]
+use on::store_away;
 #[cfg(feature = "metrics")]
 pub use on::{Kind, METRICS, Metric, describe, refresh};
 #[cfg(feature = "metrics")]
@@ -173,6 +192,18 @@ mod on {
             help: "Requests to the store, by their kind.",
         },
         Metric {
+            name: "tenure_store_away",
+            kind: Kind::Gauge,
+            labels: &["store"],
+            help: "Requests, elections and job queues whose store is away at this moment.",
+        },
+        Metric {
+            name: "tenure_store_outages_total",
+            kind: Kind::Counter,
+            labels: &["store"],
+            help: "Outages of the store that were reported.",
+        },
+        Metric {
             name: "tenure_build_info",
             kind: Kind::Gauge,
             labels: &["version"],
@@ -239,8 +270,8 @@ mod on {
         "other".to_owned()
     }
 
-    /// Returns the label value for the kind of store.
-    fn kind(store: &dyn crate::Store) -> &'static str {
+    /// Returns the label value for the kind of store, from its URL or scheme.
+    fn kind(store: &str) -> &'static str {
         const KNOWN: [(&str, &str); 11] = [
             ("memory", "memory"),
             ("file", "file"),
@@ -254,8 +285,7 @@ mod on {
             ("s3", "object"),
             ("az", "object"),
         ];
-        let text = store.to_string();
-        let scheme = text.split(':').next().unwrap_or_default();
+        let scheme = store.split(':').next().unwrap_or_default();
         KNOWN.iter().find(|(known, _)| *known == scheme).map_or("other", |(_, kind)| kind)
     }
 
@@ -268,7 +298,7 @@ mod on {
 
     impl Labels {
         pub(crate) fn new(store: &dyn crate::Store, class: &str) -> Self {
-            Self { store: kind(store), class: bounded(class) }
+            Self { store: kind(&store.to_string()), class: bounded(class) }
         }
 
         pub(crate) fn op(&self, op: &'static str, took: Duration) {
@@ -340,6 +370,18 @@ mod on {
         }
     }
 
+    /// Counts an outage of the store with this URL or scheme, or its end.
+    pub(crate) fn store_away(store: &str, away: bool) {
+        let store = kind(store);
+        let stores = gauge!("tenure_store_away", "store" => store);
+        if away {
+            counter!("tenure_store_outages_total", "store" => store).increment(1);
+            stores.increment(1.0);
+        } else {
+            stores.decrement(1.0);
+        }
+    }
+
     pub(crate) fn leads(election: &Key, leads: bool) {
         let (name, value) = (bounded(election.as_str()), if leads { 1.0 } else { 0.0 });
         gauge!("tenure_leader", "election" => name.clone()).set(value);
@@ -355,6 +397,8 @@ mod on {
 
 #[cfg(all(feature = "jobs", not(feature = "metrics")))]
 pub(crate) use off::job_reclaimed;
+#[cfg(not(feature = "metrics"))]
+use off::store_away;
 #[cfg(not(feature = "metrics"))]
 pub(crate) use off::{Labels, leader_changed, leads};
 
@@ -388,6 +432,7 @@ mod off {
         pub(crate) fn over(self, _: &'static str, _: Time) {}
     }
 
+    pub(crate) fn store_away(_: &str, _: bool) {}
     pub(crate) fn leads(_: &Key, _: bool) {}
     pub(crate) fn leader_changed(_: &Key, _: bool) {}
     #[cfg(feature = "jobs")]
@@ -471,6 +516,7 @@ mod tests {
             leader_changed(&election, true);
             jobs("queue", tenure_core::jobs::JobState::Failed, Some(1));
             job_reclaimed("queue", 1);
+            drop(StoreAway::new("tenure://locks.example"));
         });
         let recorded = listener.0.into_inner().expect("no recorder panicked");
         let table: BTreeSet<Row> = METRICS

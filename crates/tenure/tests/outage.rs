@@ -69,6 +69,30 @@ async fn a_store_that_does_not_answer_is_reported_while_the_request_hangs() {
     acquiring.abort();
 }
 
+/// The claim may have reached the store, so it is cleaned up after the caller has its answer.
+#[tokio::test]
+async fn nothing_is_reported_after_the_caller_has_its_answer() {
+    let (client, faults, hand, reports) = setup();
+    faults.always(Op::Claim, Fault::Hang);
+    let told = Arc::clone(&reports);
+    let request = client.lock("a").ttl(Duration::from_secs(120)).timeout(Duration::from_secs(1));
+    let request = request.on_outage(move |outage| told.lock().unwrap().push(outage.clone()));
+    let acquiring = tokio::spawn(request.acquire());
+    let (mut before, mut after) = (None, 0);
+    for _ in 0..2_000 {
+        for _ in 0..50 {
+            tokio::task::yield_now().await;
+        }
+        hand.advance(STEP);
+        after = reports.lock().unwrap().len();
+        if acquiring.is_finished() {
+            before.get_or_insert(after);
+        }
+    }
+    let error = acquiring.await.unwrap().unwrap_err();
+    assert_eq!((error.kind(), before), (ErrorKind::Unknown, Some(after)));
+}
+
 #[tokio::test]
 async fn a_try_fails_at_once_and_a_permanent_refusal_is_no_outage() {
     let (client, faults, _hand, reports) = setup();

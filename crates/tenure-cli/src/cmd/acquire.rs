@@ -75,8 +75,8 @@ pub(crate) fn run(arguments: &Acquire) -> Exit {
             }
         };
         if let Some(mut other_kind) = other_kind {
-            let output = Output { quiet: false, json: arguments.json };
-            let reporter = Reporter::new(arguments.name(), output);
+            let output = Output { quiet: false, json: arguments.json, events_fd: None };
+            let reporter = Reporter::new(arguments.name(), output, None);
             let _ =
                 tokio::time::timeout(OTHER_KIND_CHECK_TIMEOUT, other_kind.warn(&reporter)).await;
             reporter.flush().await;

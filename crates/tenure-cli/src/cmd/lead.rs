@@ -74,10 +74,11 @@ impl Lead {
 
 pub(crate) fn run(mut arguments: Lead) -> Exit {
     let name = arguments.take_name();
-    let reporter =
-        || Reporter::new(name.clone(), arguments.output).with_pair(arguments.pair.numbers());
-    session::run(reporter, Some(&arguments.metrics), async |session| {
-        match begin(&arguments, &name, &session).await {
+    let reporter = |events| {
+        Reporter::new(name.clone(), arguments.output, events).with_pair(arguments.pair.numbers())
+    };
+    session::run(arguments.output, reporter, Some(&arguments.metrics), async |mut session| {
+        match begin(&arguments, &name, &mut session).await {
             Ok(participant) => {
                 LeadSession::new(&arguments, &name, participant, session).run().await
             }
@@ -95,11 +96,13 @@ struct Participant {
 }
 
 /// Starts the election. Reports an error and returns its exit code.
-async fn begin(arguments: &Lead, name: &Key, session: &Session) -> Result<Participant, Exit> {
+async fn begin(arguments: &Lead, name: &Key, session: &mut Session) -> Result<Participant, Exit> {
     let reporter = &session.reporter;
     let builder = session::client_builder(Some(Duration::MAX), reporter);
     let connecting = arguments.pair.connect(&arguments.store, builder);
-    let client = session::open_store(connecting, reporter).await?;
+    let opening = session::open_store(connecting, reporter);
+    let opened = session::unless_stopped(opening, &mut session.signals, reporter).await;
+    let client = opened.unwrap_or(Err(Exit::Success))?;
     let started = async {
         let outages = Arc::clone(reporter);
         let request = request::election(&arguments.election, &client, name);

@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::time::SystemTime;
 
 use clap::Args;
-use nix::sys::signal::Signal;
 use tenure::once::OnceRun;
 use tenure::store::Identity;
 use tenure::{Client, ErrorKind, Key, once};
@@ -19,7 +18,7 @@ use crate::exit::{self, Exit};
 use crate::hold::Hold;
 use crate::humanize;
 use crate::report::{self, Event, Reporter};
-use crate::signals::{self, Signals};
+use crate::signals::Signals;
 use crate::supervise::HandoffAction;
 
 #[derive(Args)]
@@ -40,8 +39,8 @@ pub(crate) struct Once {
 }
 
 pub(crate) fn run(arguments: &Once) -> Exit {
-    let reporter = || Reporter::new(arguments.name.clone(), arguments.output);
-    session::run(reporter, None, async |session| {
+    let reporter = |events| Reporter::new(arguments.name.clone(), arguments.output, events);
+    session::run(arguments.output, reporter, None, async |session| {
         begin(arguments, session.signals, &session.reporter).await
     })
 }
@@ -52,15 +51,8 @@ async fn begin(arguments: &Once, mut signals: Signals, reporter: &Reporter) -> E
         let begun = request::once(&arguments.schedule, &client, &arguments.name).begin().await;
         Ok::<_, Exit>((client, begun))
     };
-    let begun = tokio::select! {
-        biased;
-        begun = begun => begun,
-        signal = stop_signal(&mut signals) => {
-            reporter.event(&Event::Stopped { signal: Some(signal.as_str()), reason: None });
-            return Exit::Signal(signal as i32);
-        }
-    };
-    let (client, begun) = match begun {
+    let begun = session::unless_stopped(begun, &mut signals, reporter).await;
+    let (client, begun) = match begun.unwrap_or_else(|signal| Err(Exit::Signal(signal as i32))) {
         Ok(begun) => begun,
         Err(exit) => return exit,
     };
@@ -80,16 +72,6 @@ async fn begin(arguments: &Once, mut signals: Signals, reporter: &Reporter) -> E
                 ErrorKind::Contention => Exit::NotAcquired,
                 _ => Exit::Failed,
             }
-        }
-    }
-}
-
-/// Resolves at the next signal that ends a wait.
-async fn stop_signal(signals: &mut Signals) -> Signal {
-    loop {
-        let signal = signals.next().await;
-        if signals::asks_to_stop(signal) {
-            return signal;
         }
     }
 }
@@ -152,7 +134,7 @@ impl Once {
 
     fn report_skipped(&self, by: Option<&Identity>, reporter: &Reporter) {
         let slot = self.slot_text(by.and_then(|by| once::Slot::parse(&by.note)));
-        if self.output.json {
+        if self.output.has_events() {
             reporter.event(&Event::Skipped { holder: by.map(|by| by.id.clone()), slot });
         } else if !self.output.quiet {
             let mut by = by.cloned();

@@ -61,8 +61,8 @@ pub(crate) struct Run {
 }
 
 pub(crate) fn run(arguments: &Run) -> Exit {
-    let reporter = || Reporter::new(arguments.name.clone(), arguments.output);
-    session::run(reporter, Some(&arguments.metrics), async |session| {
+    let reporter = |events| Reporter::new(arguments.name.clone(), arguments.output, events);
+    session::run(arguments.output, reporter, Some(&arguments.metrics), async |session| {
         let Session { signals, reporter, health } = session;
         let reporter = &reporter;
         RunSession { arguments, signals, reporter, health, other_kind: None }.run().await
@@ -158,18 +158,9 @@ impl RunSession<'_> {
     async fn open_store(&mut self) -> Result<Client, Exit> {
         let Run { store, hold, .. } = self.arguments;
         let builder = session::client_builder(hold.patience(), self.reporter);
-        let mut opening = pin!(session::open_store(store.connect_with(builder), self.reporter));
-        loop {
-            tokio::select! {
-                biased;
-                opened = &mut opening => return opened,
-                signal = self.signals.next() => if signals::asks_to_stop(signal) {
-                    self.reporter
-                        .event(&Event::Stopped { signal: Some(signal.as_str()), reason: None });
-                    return Err(Exit::Signal(signal as i32));
-                }
-            }
-        }
+        let opening = session::open_store(store.connect_with(builder), self.reporter);
+        let opened = session::unless_stopped(opening, &mut self.signals, self.reporter).await;
+        opened.unwrap_or_else(|signal| Err(Exit::Signal(signal as i32)))
     }
 
     /// Refuses locks that an enclosing tenure command holds while this one runs: this one would wait forever.
@@ -235,7 +226,7 @@ impl RunSession<'_> {
             Ok(Err(error)) => {
                 let reason = report::chain(&error);
                 match super::exit_for(&error) {
-                    Exit::NotAcquired if self.arguments.output.json => {
+                    Exit::NotAcquired if self.arguments.output.has_events() => {
                         self.reporter.event(&Event::AcquireFailed { reason });
                     }
                     Exit::NotAcquired if self.arguments.output.quiet => {}
@@ -301,7 +292,7 @@ impl RunSession<'_> {
     }
 
     fn report_loss(&mut self, reason: String, message: &str) {
-        if self.arguments.output.json {
+        if self.arguments.output.has_events() {
             self.reporter.event(&Event::Lost { reason });
         } else {
             self.reporter.error(message);

@@ -4,6 +4,7 @@
 //! reporter's thread and the listener of `--metrics` come next, and then the store. At the end the last lines are written,
 //! and a Ctrl-C is passed on to the caller.
 
+use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -12,9 +13,11 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use tenure::{Client, ClientBuilder};
 
+use crate::args::output::Output;
+use crate::events_fd;
 use crate::exit::Exit;
 use crate::health::{HealthState, MetricsArgs};
-use crate::report::{self, Reporter};
+use crate::report::{self, Event, Reporter};
 use crate::signals::{self, Signals};
 
 /// Inputs and outputs of a command that supervises another.
@@ -24,20 +27,29 @@ pub(super) struct Session {
     pub(super) health: Arc<HealthState>,
 }
 
-/// Runs `work` in a session. Must be called before any thread is started.
+/// Runs `work` in a session. Must be called before any thread is started and any file is opened.
 ///
 /// `reporter` is called after signals are blocked: a reporter starts a thread.
 pub(super) fn run(
-    reporter: impl FnOnce() -> Reporter,
+    output: Output,
+    reporter: impl FnOnce(Option<File>) -> Reporter,
     metrics: Option<&MetricsArgs>,
     work: impl AsyncFnOnce(Session) -> Exit,
 ) -> Exit {
+    // First of all: a descriptor that this process opened itself must not be taken for that of the events.
+    let events = match output.events_fd.map(events_fd::take).transpose() {
+        Ok(events) => events,
+        Err(message) => {
+            report::print_line(&message);
+            return Exit::Failed;
+        }
+    };
     let stream = match listen_for_signals() {
         Ok(stream) => stream,
         Err(error) => return super::fail("cannot listen for signals", &error),
     };
     super::on_runtime(async {
-        let reporter = Arc::new(reporter());
+        let reporter = Arc::new(reporter(events));
         let exit = match begin(stream, metrics, &reporter) {
             Ok(session) => work(session).await,
             Err(message) => {
@@ -85,6 +97,26 @@ pub(super) fn client_builder(
     match patience {
         Some(patience) => builder.wait_for_store(patience),
         None => builder,
+    }
+}
+
+/// Runs `work` until a signal asks to stop, which is reported and returned.
+pub(super) async fn unless_stopped<T>(
+    work: impl Future<Output = T>,
+    signals: &mut Signals,
+    reporter: &Reporter,
+) -> Result<T, Signal> {
+    // On the heap: the future of a store that connects is large.
+    let mut work = Box::pin(work);
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut work => return Ok(done),
+            signal = signals.next() => if signals::asks_to_stop(signal) {
+                reporter.event(&Event::Stopped { signal: Some(signal.as_str()), reason: None });
+                return Err(signal);
+            }
+        }
     }
 }
 

@@ -96,23 +96,32 @@ pub(crate) fn run(arguments: Work) -> Exit {
     };
     let (output, metrics) = (arguments.output, arguments.metrics.clone());
     session::run(
-        || Reporter::new(name, output),
+        output,
+        |events| Reporter::new(name, output, events),
         Some(&metrics),
-        async |session| match open_queue(&arguments, &session).await {
+        async |mut session| match open_queue(&arguments, &mut session).await {
             Ok(queue) => work(arguments, queue, session.signals, &session.reporter).await,
-            Err((message, exit)) => {
-                session.reporter.error(&message);
-                exit
-            }
+            Err(exit) => exit,
         },
     )
 }
 
-async fn open_queue(arguments: &Work, session: &Session) -> Result<Queue, (String, Exit)> {
-    let url = arguments.store.postgres_url();
-    let url = url.map_err(|message| (message.to_owned(), Exit::Usage))?;
-    let queue = Queue::connect_with(url, &arguments.queue, arguments.options()).await;
-    let queue = queue.map_err(|error| (report::chain(&error), super::exit_for(&error)))?;
+/// Opens the queue. A database that is away is waited for until a signal ends the wait. Reports an error and returns its
+/// exit code.
+async fn open_queue(arguments: &Work, session: &mut Session) -> Result<Queue, Exit> {
+    let reporter = &session.reporter;
+    let fail = |message: &str, exit| {
+        reporter.error(message);
+        exit
+    };
+    let url = arguments.store.postgres_url().map_err(|message| fail(message, Exit::Usage))?;
+    let outages = Arc::clone(reporter);
+    let builder = Queue::builder().options(arguments.options()).wait_for_store(Duration::MAX);
+    let builder = builder.on_outage(move |outage| outages.outage(outage));
+    let connecting = builder.connect(url, &arguments.queue);
+    let connected = session::unless_stopped(connecting, &mut session.signals, reporter).await;
+    let connected = connected.map_err(|_| Exit::Success)?;
+    let queue = connected.map_err(|error| fail(&report::chain(&error), super::exit_for(&error)))?;
     session.health.set_ready();
     if arguments.metrics.is_enabled() {
         let counted = queue.clone();
@@ -191,7 +200,7 @@ async fn work(
             }
         }
     };
-    if !output.json && !output.quiet {
+    if !output.has_events() && !output.quiet {
         reporter.clear_progress();
         reporter.info(&progress_line(&table, &progress.stats(), begun.elapsed()));
     }

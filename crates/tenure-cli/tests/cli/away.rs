@@ -69,6 +69,10 @@ fn a_signal_ends_the_wait_for_the_store() {
     until_said(&scene, "the store has been away");
     running.signal(Signal::SIGTERM);
     assert_eq!(running.code(), Some(128 + 15));
+    let mut leading = start(&scene, &["lead", "-s", &url, "demo", "true"]);
+    until_said(&scene, "the store has been away");
+    leading.signal(Signal::SIGTERM);
+    assert_eq!(leading.code(), Some(0), "stopped while no command ran");
 }
 
 #[test]

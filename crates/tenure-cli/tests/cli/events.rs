@@ -143,3 +143,51 @@ fn the_child_starts_with_no_signal_blocked_and_no_descriptor_of_ours() {
     let plain = String::from_utf8(plain.stdout).unwrap();
     assert_eq!(stdout.lines().count(), plain.lines().count(), "{stdout}{plain}");
 }
+
+/// Runs a line of a shell, in which `$TENURE` is the command.
+fn shell(scene: &Scene, line: &str) -> (Option<i32>, String, String) {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", line]).env("TENURE", env!("CARGO_BIN_EXE_tenure"));
+    shell.env("TENURE_DIR", scene.store()).env_remove("TENURE_STORE").stdin(Stdio::null());
+    let output = shell.current_dir(scene.path("")).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// Prints whether the shell that runs it has inherited descriptor 7.
+const INHERITED: &str = "[ -e /proc/$$/fd/7 ] && echo inherited || echo not inherited";
+
+#[test]
+fn events_fd_keeps_events_apart_from_stderr_and_is_not_inherited() {
+    let scene = Scene::new();
+    let (_, said, _) = shell(&scene, &format!("sh -c '{INHERITED}' 7>events"));
+    assert_eq!(said, "inherited\n", "the check works");
+    for command in ["run", "lead", "once --per 1h"] {
+        let line = format!(
+            "$TENURE {command} --events-fd 7 demo -- sh -c '{INHERITED}; echo a line >&2' 7>events"
+        );
+        let (code, stdout, stderr) = shell(&scene, &line);
+        let all = events(&scene.read("events"));
+        let said = (code, &*stdout, &*stderr);
+        assert_eq!(said, (Some(0), "not inherited\n", "a line\n"), "{command}: {all:?}");
+        assert!(names(&all).contains(&"acquired"), "{command}: {all:?}");
+    }
+}
+
+#[test]
+fn a_bad_events_fd_is_refused_before_anything_is_acquired() {
+    let scene = Scene::new();
+    for command in ["run", "lead", "once --per 1h", "work -s postgres://127.0.0.1:1/none"] {
+        for (number, redirect, says) in [
+            ("9", "", "no such file descriptor"),
+            ("7", "7</dev/null", "open for reading only"),
+            ("1", "", "give a descriptor from 3 on"),
+        ] {
+            let line = format!("$TENURE {command} --events-fd {number} demo touch ran {redirect}");
+            let (code, _, said) = shell(&scene, &line);
+            assert!(code == Some(125) && said.contains(says), "{line}: {code:?}: {said}");
+            assert_eq!(said.lines().count(), 1, "{said}");
+        }
+    }
+    assert!(!scene.path("ran").exists() && !scene.store().exists());
+}

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{same_as, wait, within};
+use super::runtime::{same_as, wait, within};
 use crate::election::{AcquireFailed, ElectionState, Ended, Event, StateChange, StopReason};
 use crate::retry::Retry;
 use crate::store::HolderState;

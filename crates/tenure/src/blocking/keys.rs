@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use super::lock::{Client, LockRequest};
 use super::runtime::{wait, within};
-use super::{Client, LockRequest};
 use crate::drive::before;
 use crate::store::{HistoryEvent, KeyState};
 use crate::{FencingToken, Lost, Result};

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -12,6 +13,7 @@ use super::job::{Enqueued, Job, NewJob};
 use super::options::Options;
 use super::shared::{ClaimRequest, MAX_BATCH_JOBS, QueueShared};
 use super::sweep::Swept;
+use crate::outage::{OutageCallbacks, StoreOutage};
 use crate::{Error, ErrorKind, Result};
 
 /// A queue of jobs in a table of PostgreSQL. Clones share one queue.
@@ -36,7 +38,75 @@ use crate::{Error, ErrorKind, Result};
 #[derive(Clone)]
 pub struct Queue(pub(super) Arc<QueueShared>);
 
+/// Settings of a queue. Made by [`Queue::builder`].
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use tenure::jobs::Queue;
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+/// let queue = Queue::builder()
+///     .wait_for_store(Duration::MAX) // a server that is not up yet is waited for
+///     .on_outage(|outage| eprintln!("{outage}"))
+///     .connect("postgres://app@db.example/app", "sync_jobs")
+///     .await?;
+/// # drop(queue);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use = "a builder does nothing until it connects"]
+pub struct QueueBuilder {
+    options: Options,
+    /// Time to wait for the server; `None` to fail at once.
+    patience: Option<Duration>,
+    on_outage: OutageCallbacks,
+}
+
+impl QueueBuilder {
+    /// Sets the options of the queue; [`Options::default`] otherwise.
+    pub fn options(mut self, options: Options) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Waits up to `limit` for a server that is away; [`Duration::MAX`] waits for ever. Without this setting,
+    /// connecting fails at once.
+    pub fn wait_for_store(mut self, limit: Duration) -> Self {
+        self.patience = Some(limit);
+        self
+    }
+
+    /// Calls `f` within two seconds of an outage, every 30 s after that, and when the server is back. It is called
+    /// while the queue connects, while a [`Worker`](super::Worker) runs, and for renewals of claimed jobs. `f` must
+    /// return soon.
+    pub fn on_outage(mut self, f: impl Fn(&StoreOutage) + Send + Sync + 'static) -> Self {
+        self.on_outage.push(f);
+        self
+    }
+
+    /// Connects to the queue in this table, as [`Queue::connect`] does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Queue::connect`]; also `Invalid` if the options contradict each other. An error that waiting cannot
+    /// cure (wrong credentials, a missing database or table) is returned at once; `Unavailable` if the server was away
+    /// for the whole time.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves nothing behind.
+    pub async fn connect(self, url: &str, table: &str) -> Result<Queue> {
+        let Self { options, patience, on_outage } = self;
+        QueueShared::connect(url, table, options, patience, on_outage).await.map(Queue)
+    }
+}
+
 impl Queue {
+    /// Starts the settings of a queue: its options, the time to wait for a server that is away, and callbacks.
+    pub fn builder() -> QueueBuilder {
+        QueueBuilder::default()
+    }
+
     /// Connects to the queue in this table, with [`Options::default`].
     ///
     /// `url` is a `postgres:` URL, as for locks. Statements are prepared unless a pooler is detected; `prepare=on` or
@@ -64,7 +134,7 @@ impl Queue {
     ///
     /// Dropping the future leaves nothing behind.
     pub async fn connect_with(url: &str, table: &str, options: Options) -> Result<Self> {
-        Ok(Self(QueueShared::connect(url, table, options).await?))
+        Self::builder().options(options).connect(url, table).await
     }
 
     /// Name of this worker in the column `locked_by`.

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure_core::Time;
@@ -17,6 +18,7 @@ use super::notifications::JobNotifications;
 use super::options::Options;
 use super::schema;
 use super::sql::JobStatements;
+use crate::outage::{OutageCallbacks, OutageMonitor};
 use crate::store::pg::clock::{Reading, micros};
 use crate::store::pg::renewer::{RenewalStatement, outcomes};
 use crate::{Result, telemetry};
@@ -37,6 +39,8 @@ pub(super) struct QueueShared {
     pub(super) claims: RwLock<()>,
     /// A claim got no answer. It may have locked rows in our name that `holds` does not know.
     pub(super) unanswered_claim: AtomicBool,
+    /// Outage of the server, as workers and renewals see it.
+    pub(super) outage: OutageMonitor,
 }
 
 /// A caller that waits for jobs.
@@ -65,14 +69,24 @@ pub(super) struct QueueState {
 }
 
 impl QueueShared {
-    /// Connects to the queue in this table.
-    pub(super) async fn connect(url: &str, table: &str, options: Options) -> Result<Arc<Self>> {
+    /// Connects to the queue in this table. With `patience`, waits that long for a server that is away.
+    pub(super) async fn connect(
+        url: &str,
+        table: &str,
+        options: Options,
+        patience: Option<Duration>,
+        on_outage: OutageCallbacks,
+    ) -> Result<Arc<Self>> {
         static QUEUES: AtomicU64 = AtomicU64::new(0);
         let mut db = JobDb::new(url, table, options, || Box::new(schema::job_columns()))?;
         // The cleanup after an unanswered claim releases the rows of a worker name that `holds` does not know. Two
         // queues of one process therefore need different names, or one would release the jobs of the other.
         db.worker = format!("{}:{}", db.worker, QUEUES.fetch_add(1, Ordering::Relaxed));
-        let shape = db.shape().await?;
+        let outage = OutageMonitor::new(db.clock.clone(), db.table.shown(), &db, on_outage);
+        let shape = match patience {
+            Some(limit) => outage.connect(limit, || db.shape()).await?,
+            None => db.shape().await?,
+        };
         let kind = |column: &str| shape.get(column).map_or("text", String::as_str);
         let sql = JobStatements::new(&db.table, kind("id"), kind("payload"));
         let holds = Holds::new(db.lease, db.clock.clone());
@@ -85,6 +99,7 @@ impl QueueShared {
             state: Mutex::new(QueueState { resume_from: None, next_sweep: Time::ZERO }),
             claims: RwLock::new(()),
             unanswered_claim: AtomicBool::new(false),
+            outage,
             db,
         });
         // Exported as 0 from the start: a counter that first appears with a value of 1 shows no increase on dashboards.
@@ -118,7 +133,10 @@ impl RenewalStatement for QueueShared {
             (&self.db.worker, Type::TEXT),
             (&ttl, Type::INT8),
         ];
-        let (rows, reading) = self.db.ask(&self.sql.heartbeat, &parameters, by).await?;
+        self.outage.sent();
+        let answer = self.db.ask(&self.sql.heartbeat, &parameters, by).await;
+        self.outage.ended(&answer);
+        let (rows, reading) = answer?;
         Ok((reading, outcomes(names.len(), &rows)))
     }
 }

@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 use super::listener::JobListener;
 use super::options::Options;
 use super::{Job, JobGuard, Queue};
+use crate::drive::{Either, race};
 use crate::{Error, ErrorKind, Result, identity};
 
 /// Shortest and longest pause of a worker after a failed claim; the pause doubles with each failure.
@@ -250,7 +251,8 @@ where
     F: Future<Output = Result<(), Failure>> + Send + 'static,
 {
     /// Runs until `shutdown` resolves, or with [`until_empty`](Self::until_empty) until the queue is empty. Requests to
-    /// a server that cannot be reached are retried.
+    /// a server that cannot be reached are retried, and [`QueueBuilder::on_outage`](super::QueueBuilder::on_outage)
+    /// reports it.
     ///
     /// # Errors
     ///
@@ -261,6 +263,19 @@ where
     ///
     /// Dropping the future drops the handlers; their jobs are released in the background, as failed attempts.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<WorkerStats> {
+        let outage = self.queue.0.outage.clone();
+        let ended = match race(self.serve(shutdown), outage.report()).await {
+            Either::First(ended) => ended,
+            Either::Second(never) => match never {},
+        };
+        // No request of this worker is left that could find the server back.
+        outage.clear();
+        ended.map(|()| self.progress.stats())
+    }
+
+    /// Claims jobs and runs their handlers until the worker ends.
+    async fn serve(&self, shutdown: impl Future<Output = ()>) -> Result<()> {
+        let outage = &self.queue.0.outage;
         let _listener = JobListener::new(&self.queue.0);
         let (stop, stopped) = watch::channel(false);
         let mut running = JoinSet::new();
@@ -271,11 +286,13 @@ where
             let mut claimed = 0;
             let mut failed = None;
             if free > 0 {
+                outage.sent();
                 let answer = tokio::select! {
                     biased;
                     () = &mut shutdown => break Ok(()),
                     answer = self.queue.claim_many(free) => answer,
                 };
+                outage.ended(&answer);
                 match answer {
                     Ok(jobs) => {
                         claimed = jobs.len();
@@ -315,7 +332,7 @@ where
             }
         };
         self.finish(running, &stop).await;
-        ended.map(|()| self.progress.stats())
+        ended
     }
 
     /// Resolves when the next claim is due: after the pause of a failure, the poll interval, or at the next sweep.

@@ -94,6 +94,16 @@ impl Server {
 
     /// Starts it and waits until it answers.
     pub(crate) fn up(&mut self) {
+        self.spawn();
+        let begun = Instant::now();
+        while !self.answers() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Starts it without waiting for it: one in recovery may refuse connections.
+    pub(crate) fn spawn(&mut self) {
         let log = File::create(self.folder.join("log")).unwrap();
         let mut postgres = self.program("postgres");
         postgres.args(["-D", "data", "-p", &self.port.to_string(), "-k"]).arg(&self.folder);
@@ -102,11 +112,6 @@ impl Server {
         }
         postgres.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
         self.process = Some(postgres.spawn().unwrap());
-        let begun = Instant::now();
-        while !self.answers() {
-            assert!(begun.elapsed() < Duration::from_secs(60), "{}", self.log());
-            std::thread::sleep(Duration::from_millis(20));
-        }
     }
 
     fn answers(&self) -> bool {
@@ -155,6 +160,16 @@ impl Server {
         run(self.program("pg_ctl").args(["promote", "--pgdata=data", "--wait"]));
     }
 
+    /// Runs statements with psql; returns the rows.
+    #[allow(dead_code, reason = "not every test program needs it")]
+    pub(crate) fn sql(&self, sql: &str) -> String {
+        let mut psql = self.program("psql");
+        psql.args([&*self.url(), "-XAtq", "-v", "ON_ERROR_STOP=1", "-c", sql]);
+        let output = psql.stdin(Stdio::null()).output().unwrap();
+        assert!(output.status.success(), "{sql}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+
     fn program(&self, name: &str) -> Command {
         let mut command = Command::new(self.programs.join(name));
         command.current_dir(&self.folder);
@@ -188,7 +203,7 @@ impl Drop for Server {
 }
 
 /// A free port below those that the kernel gives to clients: while the server is down, no connection can take its port.
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     let port = || 15_000 + u16::try_from(getrandom::u64().unwrap() % 15_000).unwrap();
     let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
     std::iter::repeat_with(port).take(1_000).find(free).expect("one of many ports is free")

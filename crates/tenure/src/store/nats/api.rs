@@ -141,7 +141,9 @@ impl From<JetStreamError> for Error {
             }
             _ if refusal.is_limit() => Self::new(ErrorKind::Misconfigured, text),
             (401 | 403, _) => Self::new(ErrorKind::Denied, text),
-            (400 | 404, _) => Self::new(ErrorKind::Invalid, text),
+            // The bucket's stream was deleted: no fault of the request.
+            (404, _) => Self::new(ErrorKind::Misconfigured, text),
+            (400, _) => Self::new(ErrorKind::Invalid, text),
             _ => Self::new(ErrorKind::Unavailable, text),
         }
     }
@@ -375,6 +377,7 @@ mod tests {
         assert!(off.to_string().contains("10076") && off.to_string().contains("turn JetStream on"));
         assert_eq!(refusal(503, 10_008).kind(), ErrorKind::Unavailable);
         assert_eq!(refusal(400, 10_058).kind(), ErrorKind::Invalid);
+        assert_eq!(refusal(404, 10_059).kind(), ErrorKind::Misconfigured);
         assert_eq!(refusal(400, MESSAGE_TOO_LONG).kind(), ErrorKind::Misconfigured);
         // Only an error that names a limit proves that nothing was written.
         let failed = |description: &str| JetStreamError {
