@@ -2,6 +2,7 @@
 
 mod book;
 pub(crate) mod cycles;
+mod features;
 pub(crate) mod language;
 mod links;
 mod manifests;
@@ -43,6 +44,7 @@ const CHECKS: &[Check] = &[
     ("language", |_| without_remark(language::check())),
     ("cycles", |_| without_remark(cycles::check())),
     ("clippy", |_| clippy()),
+    ("features", |_| features::check()),
     ("purity", |_| without_remark(purity::check())),
     ("docs", |_| docs()),
     ("pages", |_| without_remark(pages::check())),
