@@ -1,4 +1,8 @@
-//! `cargo xtask dist`: builds a release in `target/dist`: an archive and a Debian package, both with a static program.
+//! `cargo xtask dist`: builds a release in `target/dist`.
+//!
+//! A release is an archive and a Debian package, both with a static program.
+
+mod oldest_rust;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -52,6 +56,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     let target = repo::target()?;
     let folder = target.join("dist");
     fresh(&folder)?;
+    oldest_rust::check()?;
     let (program, triple) = build(&target)?;
     is_static(&program)?;
     let version = version()?;
