@@ -1,7 +1,8 @@
 //! `cargo xtask dist`: builds a release in `target/dist`.
 //!
-//! A release is an archive and a Debian package, both with a static program.
+//! A release is an archive and a Debian package, both with a static program, and the archives of the published crates.
 
+mod crates;
 mod oldest_rust;
 
 use std::fs;
@@ -57,15 +58,17 @@ pub(crate) fn run() -> Result<ExitCode> {
     let folder = target.join("dist");
     fresh(&folder)?;
     oldest_rust::check()?;
+    let crates = crates::package(&target, &folder)?;
     let (program, triple) = build(&target)?;
     is_static(&program)?;
     let version = version()?;
     let tree = folder.join("root");
     lay_out(&program, &tree)?;
-    let made = [
+    let mut made = vec![
         archive(&tree, &folder, &format!("tenure-{version}-{triple}"))?,
         package(&tree, &folder, &version)?,
     ];
+    made.extend(crates);
     fs::remove_dir_all(&tree).context("removing the tree that was packed")?;
     sums(&folder, &made)?;
     for file in &made {
