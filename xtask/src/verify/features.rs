@@ -44,7 +44,7 @@ fn builds(metadata: &Value) -> Vec<FeatureBuild> {
 
 fn has_library(package: &Value) -> bool {
     let targets = package["targets"].as_array().into_iter().flatten();
-    targets.flat_map(|target| target["kind"].as_array()).flatten().any(|kind| kind == "lib")
+    targets.filter_map(|target| target["kind"].as_array()).flatten().any(|kind| kind == "lib")
 }
 
 impl FeatureBuild {
