@@ -11,6 +11,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::platforms::{self, Extent};
 use crate::{command, repo};
 
 /// A file of the package: its path in the repository, its path in the package, and its mode.
@@ -58,6 +59,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     let folder = target.join("dist");
     fresh(&folder)?;
     oldest_rust::check()?;
+    platforms::check(Extent::AllFeatures)?;
     let crates = crates::package(&target, &folder)?;
     let (program, triple) = build(&target)?;
     is_static(&program)?;

@@ -16,6 +16,7 @@ use std::time::Instant;
 
 use anyhow::{Result, anyhow};
 
+use crate::platforms::{self, Extent};
 use crate::setup::{self, CARGO_DENY, CHECK_JSONSCHEMA, MDBOOK};
 use crate::{command, interrupt, pages, repo};
 
@@ -49,6 +50,7 @@ const CHECKS: &[Check] = &[
     ("cycles", |_| without_remark(cycles::check())),
     ("clippy", |_| clippy()),
     ("features", |_| features::check()),
+    ("platforms", |_| platforms::check(Extent::Quick)),
     ("purity", |_| without_remark(purity::check())),
     ("docs", |_| docs()),
     ("pages", |_| without_remark(pages::check())),
