@@ -4,7 +4,9 @@ use tenure_core::Random;
 use tenure_fuzz::Samples;
 
 fn briefly(target: fn(&[u8]), samples: &Samples, rounds: usize) {
-    samples.iter().for_each(|sample| target(sample));
+    for sample in samples {
+        target(sample);
+    }
     let mut random = Random::new(1);
     for _ in 0..rounds {
         target(&tenure_fuzz::mutate(samples, &mut random));
