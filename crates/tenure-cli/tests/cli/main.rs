@@ -15,5 +15,7 @@ mod plain;
 mod serving;
 mod session;
 mod signals;
+#[path = "../../../tenure-server/tests/skip/mod.rs"]
+mod skip;
 mod support;
 mod terminal;

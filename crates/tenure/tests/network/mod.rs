@@ -1,5 +1,8 @@
 //! Networks of a test's own, to be cut off. Shared by the tests of every store.
 
+#[path = "../../../tenure-server/tests/skip/mod.rs"]
+mod skip;
+
 use std::process::Command;
 
 /// A network with one link to ours, gone with the test.
@@ -26,9 +29,7 @@ impl Network {
         match network.set_up(&net) {
             Ok(()) => Some(network),
             Err(why) => {
-                let said = format!("skipped: {what}: no network of its own: {why}\n");
-                // Not `eprintln!`: the harness would keep the words of a test that passes to itself.
-                let _ = std::io::Write::write_all(&mut std::io::stderr(), said.as_bytes());
+                skip::skip(&format!("{what}: no network of its own: {why}"));
                 None
             }
         }
