@@ -1,9 +1,8 @@
 //! Networks of a test's own, to be cut off. Shared by the tests of every store.
 
-#[path = "../../../tenure-server/tests/skip/mod.rs"]
-mod skip;
-
 use std::process::Command;
+
+use crate::services::skip::skip;
 
 /// A network with one link to ours, gone with the test.
 pub(crate) struct Network {
@@ -29,7 +28,7 @@ impl Network {
         match network.set_up(&net) {
             Ok(()) => Some(network),
             Err(why) => {
-                skip::skip(&format!("{what}: no network of its own: {why}"));
+                skip(&format!("{what}: no network of its own: {why}"));
                 None
             }
         }

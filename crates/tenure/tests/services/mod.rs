@@ -1,7 +1,7 @@
 //! The real services that tests run against, as the environment names them. Shared by the tests of every store.
 
 #[path = "../../../tenure-server/tests/skip/mod.rs"]
-mod skip;
+pub(crate) mod skip;
 
 use std::env;
 use std::path::PathBuf;
