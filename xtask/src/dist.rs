@@ -1,4 +1,9 @@
-//! `cargo xtask dist`: builds a release in `target/dist`: an archive and a Debian package, both with a static program.
+//! `cargo xtask dist`: builds a release in `target/dist`.
+//!
+//! A release is an archive and a Debian package, both with a static program, and the archives of the published crates.
+
+mod crates;
+mod oldest_rust;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,6 +11,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::platforms::{self, Extent};
 use crate::{command, repo};
 
 /// A file of the package: its path in the repository, its path in the package, and its mode.
@@ -52,15 +58,19 @@ pub(crate) fn run() -> Result<ExitCode> {
     let target = repo::target()?;
     let folder = target.join("dist");
     fresh(&folder)?;
+    oldest_rust::check()?;
+    platforms::check(Extent::AllFeatures)?;
+    let crates = crates::package(&target, &folder)?;
     let (program, triple) = build(&target)?;
     is_static(&program)?;
     let version = version()?;
     let tree = folder.join("root");
     lay_out(&program, &tree)?;
-    let made = [
+    let mut made = vec![
         archive(&tree, &folder, &format!("tenure-{version}-{triple}"))?,
         package(&tree, &folder, &version)?,
     ];
+    made.extend(crates);
     fs::remove_dir_all(&tree).context("removing the tree that was packed")?;
     sums(&folder, &made)?;
     for file in &made {

@@ -9,6 +9,7 @@ mod command;
 mod dist;
 mod interrupt;
 mod pages;
+mod platforms;
 mod registry;
 mod repo;
 mod setup;

@@ -39,6 +39,15 @@ const SERVICES: &[Service] = &[
     watchers::CHROMIUM,
 ];
 
+/// Fails if a name is not that of a service.
+pub(crate) fn check_names(names: &[String]) -> Result<()> {
+    let known = SERVICES.iter().map(|service| service.name).collect::<Vec<_>>();
+    match names.iter().find(|name| !known.contains(&name.as_str())) {
+        Some(name) => bail!("unknown store `{name}`; known: {}", known.join(", ")),
+        None => Ok(()),
+    }
+}
+
 /// All stores, running. Dropping this stops them and removes their files.
 pub(crate) struct Stores {
     environment: Environment,

@@ -1,5 +1,7 @@
 //! `cargo xtask test`: every test, against real stores.
 
+mod skips;
+
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitCode, ExitStatus};
 use std::time::Instant;
@@ -9,11 +11,16 @@ use nix::sys::signal::Signal;
 
 use crate::command::Group;
 use crate::setup::{self, DFLOCKD};
-use crate::stores::Stores;
+use crate::stores::{self, Stores};
 use crate::{interrupt, repo};
+
+use self::skips::Skips;
 
 #[derive(clap::Args)]
 pub(crate) struct TestArgs {
+    /// Run without this store: the tests that need it are skipped, and listed at the end
+    #[arg(long, value_name = "STORE")]
+    without: Vec<String>,
     /// Arguments passed on to cargo test
     #[arg(last = true)]
     rest: Vec<String>,
@@ -22,14 +29,19 @@ pub(crate) struct TestArgs {
 pub(crate) fn run(arguments: &TestArgs) -> Result<ExitCode> {
     let began = Instant::now();
     setup::ensure(&DFLOCKD)?;
-    let stores = Stores::start()?;
+    stores::check_names(&arguments.without)?;
+    let stores = Stores::start_some(|name| !arguments.without.iter().any(|other| other == name))?;
+    let skips = Skips::begin()?;
     let mut cargo = repo::cargo(["test", "--all-features"]);
     if !picks_packages(&arguments.rest) {
         cargo.arg("--workspace");
     }
     cargo.args(&arguments.rest).envs(stores.environment().iter().cloned());
-    // A missing store is a failure here; a plain `cargo test` skips the tests that need it.
-    cargo.env("TENURE_TEST_SERVICES", "required");
+    if arguments.without.is_empty() {
+        // A missing store is a failure here; a plain `cargo test` skips the tests that need it.
+        cargo.env("TENURE_TEST_SERVICES", "required");
+    }
+    cargo.env("TENURE_TEST_SKIPS", skips.file());
     let status = Group::spawn(&mut cargo, Signal::SIGTERM)?.wait()?;
     drop(stores);
 
@@ -39,6 +51,9 @@ pub(crate) fn run(arguments: &TestArgs) -> Result<ExitCode> {
         (_, 0) => "tests passed",
         _ => "TESTS FAILED",
     };
+    for line in skips.summary()? {
+        println!("{line}");
+    }
     println!("{verdict} after {:.1} s, the stores included", began.elapsed().as_secs_f64());
     Ok(ExitCode::from(code))
 }

@@ -2,10 +2,12 @@
 
 mod book;
 pub(crate) mod cycles;
+mod features;
 pub(crate) mod language;
 mod links;
 mod manifests;
 mod purity;
+mod workflows;
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -14,7 +16,8 @@ use std::time::Instant;
 
 use anyhow::{Result, anyhow};
 
-use crate::setup::{self, CARGO_DENY, MDBOOK};
+use crate::platforms::{self, Extent};
+use crate::setup::{self, CARGO_DENY, CHECK_JSONSCHEMA, MDBOOK};
 use crate::{command, interrupt, pages, repo};
 
 #[derive(clap::Args)]
@@ -31,6 +34,8 @@ struct VerifyContext {
     cargo_deny: Result<PathBuf>,
     /// The same for mdbook.
     mdbook: Result<PathBuf>,
+    /// The same for check-jsonschema.
+    check_jsonschema: Result<PathBuf>,
 }
 
 /// A check, by name. Success may carry a remark for its line; an error says what is wrong and what to do.
@@ -41,8 +46,11 @@ const CHECKS: &[Check] = &[
     ("manifests", |_| without_remark(manifests::check())),
     ("links", |_| without_remark(links::check(repo::root()))),
     ("language", |_| without_remark(language::check())),
+    ("workflows", workflows),
     ("cycles", |_| without_remark(cycles::check())),
     ("clippy", |_| clippy()),
+    ("features", |_| features::check()),
+    ("platforms", |_| platforms::check(Extent::Quick)),
     ("purity", |_| without_remark(purity::check())),
     ("docs", |_| docs()),
     ("pages", |_| without_remark(pages::check())),
@@ -52,8 +60,12 @@ const CHECKS: &[Check] = &[
 
 pub(crate) fn run(arguments: &VerifyArgs) -> ExitCode {
     let began = Instant::now();
-    let (cargo_deny, mdbook) = (setup::ensure(&CARGO_DENY), setup::ensure(&MDBOOK));
-    let context = VerifyContext { advisories: arguments.advisories, cargo_deny, mdbook };
+    let context = VerifyContext {
+        advisories: arguments.advisories,
+        cargo_deny: setup::ensure(&CARGO_DENY),
+        mdbook: setup::ensure(&MDBOOK),
+        check_jsonschema: setup::ensure(&CHECK_JSONSCHEMA),
+    };
     let failures = run_checks(CHECKS, &context);
     if interrupt::requested() {
         return ExitCode::from(interrupt::EXIT_CODE);
@@ -108,6 +120,11 @@ fn clippy() -> Result<String> {
 fn docs() -> Result<String> {
     let mut cargo = repo::cargo(["doc", "--workspace", "--all-features", "--no-deps"]);
     program(cargo.args(["--locked", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"))
+}
+
+fn workflows(context: &VerifyContext) -> Result<String> {
+    let modules = context.check_jsonschema.as_ref().map_err(|error| anyhow!("{error:#}"))?;
+    workflows::check(modules)
 }
 
 /// Builds the book. Fails on a warning, and on a page that is not in the table of contents.
@@ -178,6 +195,7 @@ mod tests {
     fn without_its_tool_a_step_fails_and_says_why() {
         assert_eq!(deny(&without_tools("no network")).unwrap_err().to_string(), "no network");
         assert_eq!(book(&without_tools("no network")).unwrap_err().to_string(), "no network");
+        assert_eq!(workflows(&without_tools("no network")).unwrap_err().to_string(), "no network");
     }
 
     fn without_tools(why: &'static str) -> VerifyContext {
@@ -185,6 +203,7 @@ mod tests {
             advisories: false,
             cargo_deny: Err(anyhow!(why)),
             mdbook: Err(anyhow!(why)),
+            check_jsonschema: Err(anyhow!(why)),
         }
     }
 

@@ -100,7 +100,7 @@ impl Child {
         // listed for an orphan, and kill it.
         let mut guardians = guardians();
         // In its own process group: a KILL to our whole group must leave the guardian to kill the child.
-        let guardian = Command::new(own_program()?)
+        let guardian = Command::new(OWN_PROGRAM)
             .arg0("lock-guardian")
             .args([OsStr::new("__guard"), OsStr::new("--")])
             .args(command)
@@ -242,7 +242,6 @@ fn orphans(guardians: &[u32]) -> Vec<Pid> {
 
 /// True if a process of the group is alive. Zombies do not count: a parent that never reaps keeps them in the group
 /// forever.
-#[cfg(target_os = "linux")]
 fn has_live_process(group: Pid) -> bool {
     let group = group.to_string();
     let lives = |stat: &str| {
@@ -257,15 +256,8 @@ fn has_live_process(group: Pid) -> bool {
     stats.any(|stat| lives(&stat))
 }
 
-#[cfg(not(target_os = "linux"))]
-fn has_live_process(_: Pid) -> bool {
-    true
-}
-
 /// Program of this process, also if its file was replaced since the start.
-fn own_program() -> io::Result<std::path::PathBuf> {
-    if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() }
-}
+const OWN_PROGRAM: &str = "/proc/self/exe";
 
 /// Passes the child's streams and the descriptors that keep the hold, with the first deadline.
 fn send_descriptors(socket: &StdStream, hold: Hold<'_>, streams: &Streams) -> io::Result<()> {

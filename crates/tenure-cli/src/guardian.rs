@@ -74,7 +74,6 @@ impl Guardian {
         // Before the child exists: a process that is orphaned earlier goes to init, where the guardian never finds it.
         become_reaper()?;
         // A process name without "tenure": `pkill -9 tenure` must leave the guardian alive to kill the child.
-        #[cfg(target_os = "linux")]
         nix::sys::prctl::set_name(c"lock-guardian")?;
         let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
         let mut passed = receive_descriptors(&socket)?.into_iter();
@@ -303,19 +302,12 @@ pub(crate) fn receive_descriptors(socket: &UnixStream) -> io::Result<Vec<OwnedFd
     Ok(passed)
 }
 
-/// Makes this process the parent of its orphaned descendants. No effect on systems other than Linux.
-#[cfg(target_os = "linux")]
+/// Makes this process the parent of its orphaned descendants.
 pub(crate) fn become_reaper() -> io::Result<()> {
     Ok(nix::sys::prctl::set_child_subreaper(true)?)
 }
 
-#[cfg(not(target_os = "linux"))]
-pub(crate) fn become_reaper() -> io::Result<()> {
-    Ok(())
-}
-
-/// Children of this process, including orphans that it inherited. Always empty on systems other than Linux.
-#[cfg(target_os = "linux")]
+/// Children of this process, including orphans that it inherited.
 pub(crate) fn own_children() -> Vec<Pid> {
     let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let lists = threads.map(|thread| std::fs::read_to_string(thread.path().join("children")));
@@ -326,7 +318,6 @@ pub(crate) fn own_children() -> Vec<Pid> {
     }
 }
 
-#[cfg(target_os = "linux")]
 fn children_by_parent() -> Vec<Pid> {
     let me = std::process::id().to_string();
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -342,17 +333,11 @@ fn children_by_parent() -> Vec<Pid> {
         .collect()
 }
 
-#[cfg(target_os = "linux")]
 fn pid(text: &str) -> Option<Pid> {
     text.parse().ok().map(Pid::from_raw)
 }
 
-#[cfg(not(target_os = "linux"))]
-pub(crate) fn own_children() -> Vec<Pid> {
-    Vec::new()
-}
-
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

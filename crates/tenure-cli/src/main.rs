@@ -4,8 +4,8 @@
 
 #![forbid(unsafe_code)]
 
-#[cfg(not(unix))]
-compile_error!("the command needs process groups and signals; on this system, use the library");
+#[cfg(not(target_os = "linux"))]
+compile_error!("the command needs Linux; on this system, use the library");
 
 mod args;
 mod child;

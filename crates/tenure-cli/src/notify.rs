@@ -4,7 +4,6 @@
 //! of the leadership.
 
 use std::ffi::OsString;
-#[cfg(target_os = "linux")]
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -65,9 +64,6 @@ pub(crate) fn watchdog_timeout() -> Option<Duration> {
 fn address(name: &OsString) -> Option<SocketAddr> {
     match name.as_bytes().strip_prefix(b"@") {
         None => SocketAddr::from_pathname(name).ok(),
-        #[cfg(target_os = "linux")]
         Some(name) => SocketAddr::from_abstract_name(name).ok(),
-        #[cfg(not(target_os = "linux"))]
-        Some(_) => None,
     }
 }

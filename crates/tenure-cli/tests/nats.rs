@@ -2,7 +2,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -17,11 +17,17 @@ const MARGIN: Duration = Duration::from_millis(400);
 
 struct Running {
     child: Child,
+    /// Kept open: the command goes on to write its events.
+    events: Option<BufReader<ChildStderr>>,
     lines: BufReader<ChildStdout>,
 }
 
 impl Running {
     fn start(url: &str, arguments: &[&str]) -> Self {
+        Self::start_with(url, arguments, Stdio::inherit())
+    }
+
+    fn start_with(url: &str, arguments: &[&str], stderr: Stdio) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("TENURE_") {
@@ -30,9 +36,11 @@ impl Running {
         }
         let first = [arguments[0], "--store", url];
         command.args(first).args(&arguments[1..]).stdin(Stdio::null());
-        let mut child = command.stdout(Stdio::piped()).spawn().expect("the command starts");
+        command.stdout(Stdio::piped()).stderr(stderr);
+        let mut child = command.spawn().expect("the command starts");
         let lines = BufReader::new(child.stdout.take().expect("piped"));
-        Self { child, lines }
+        let events = child.stderr.take().map(BufReader::new);
+        Self { child, events, lines }
     }
 
     fn line(&mut self) -> String {
@@ -69,9 +77,11 @@ fn holder(url: &str) -> Running {
 /// The next one, once it waits.
 fn waiter(url: &str) -> Running {
     let script = "echo ran $TENURE_TOKEN";
-    let waiter = Running::start(url, &["run", "--ttl", "2400ms", "demo", "--", "sh", "-c", script]);
-    // There is no queue to look at: it has connected, claimed and found the lock held after this.
-    std::thread::sleep(Duration::from_secs(1));
+    let arguments = ["run", "--json", "--ttl", "2400ms", "demo", "--", "sh", "-c", script];
+    let mut waiter = Running::start_with(url, &arguments, Stdio::piped());
+    let events = waiter.events.as_mut().expect("piped").lines();
+    let mut events = events.map(|line| line.expect("an event"));
+    assert!(events.any(|line| line.contains(r#""event":"waiting""#)), "it ended without a wait");
     waiter
 }
 

@@ -195,7 +195,8 @@ fn gc_removes_what_was_released_and_says_how_much() {
     }
     let young = tenure(&url, &["gc"]).output().expect("it runs");
     assert_eq!(String::from_utf8_lossy(&young.stdout), "removed 0 objects\n");
-    std::thread::sleep(Duration::from_millis(100));
+    let written = fake.now();
+    wait_for("a later time of the store", || (fake.now() > written + 0.1).then_some(()));
     let old = tenure(&url, &["gc", "--older-than", "0"]).output().expect("it runs");
     assert_eq!(String::from_utf8_lossy(&old.stdout), "removed 2 objects\n");
     assert!(fake.names().is_empty(), "{:?}", fake.names());

@@ -1,6 +1,8 @@
 //! The data directory from outside: what comes back after every kind of end, and what is refused.
 #![expect(clippy::unwrap_used, reason = "a test that fails says where")]
 
+mod skip;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::io::{BufRead as _, BufReader};
@@ -540,14 +542,14 @@ fn a_full_disk_stops_the_journal_and_loses_nothing() {
     command.args(["-m", "sh", "-c", script, "sh"]).arg(std::env::current_exe().unwrap());
     command.args(["--exact", "a_full_disk_stops_the_journal_and_loses_nothing", "--nocapture"]);
     let output = command.env(SMALL_DISK, folder.path()).output();
-    let skipped = "skipped: no disk can be mounted here";
+    let skipped = || skip::skip("no disk can be mounted here");
     match output {
         Ok(output) if output.status.success() => {}
-        Ok(output) if output.status.code() == Some(77) => eprintln!("{skipped}"),
+        Ok(output) if output.status.code() == Some(77) => skipped(),
         Ok(output) if !rustix::process::geteuid().is_root() && output.status.code() == Some(1) => {
-            eprintln!("{skipped}");
+            skipped();
         }
-        Err(_) => eprintln!("{skipped}"),
+        Err(_) => skipped(),
         Ok(output) => panic!("the worker failed: {}", String::from_utf8_lossy(&output.stderr)),
     }
 }

@@ -404,6 +404,7 @@ pub(crate) use off::{Labels, leader_changed, leads};
 
 /// The same functions without the feature `metrics`: they do nothing.
 #[cfg(not(feature = "metrics"))]
+#[expect(clippy::unused_self, reason = "the signatures are those of the feature `metrics`")]
 mod off {
     use tenure_core::{Key, Time};
 

@@ -140,13 +140,13 @@ fn a_full_disk_is_told_in_one_line_and_leaves_nothing() {
         };
     }
     let Ok(output) = command.output() else {
-        eprintln!("skipped: there is no unshare here");
+        crate::skip::skip("there is no unshare here");
         return;
     };
     let (stdout, stderr) =
         (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     if output.status.code() == Some(77) || stderr.starts_with("unshare:") {
-        eprintln!("skipped: no disk can be mounted here: {stderr}");
+        crate::skip::skip(&format!("no disk can be mounted here: {stderr}"));
         return;
     }
     assert_eq!(stdout, "code 125, 0 seats\nroom again\n", "{stderr}");

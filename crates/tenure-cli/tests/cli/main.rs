@@ -16,5 +16,7 @@ mod serving;
 mod session;
 mod several;
 mod signals;
+#[path = "../../../tenure-server/tests/skip/mod.rs"]
+mod skip;
 mod support;
 mod terminal;

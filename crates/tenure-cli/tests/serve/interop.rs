@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
+use crate::skip::skip;
 use crate::support::Server;
 
 #[test]
@@ -11,7 +12,7 @@ fn the_python_client_gets_on_with_it() {
     if !folder.join("dflockd/client.py").is_file() {
         let required = std::env::var("TENURE_TEST_SERVICES").is_ok_and(|value| value == "required");
         assert!(!required, "the Python client is not there: cargo xtask setup");
-        eprintln!("skipped: the Python client is not there: cargo xtask setup");
+        skip("the Python client is not there: cargo xtask setup");
         return;
     }
     let server = Server::start(&[]);

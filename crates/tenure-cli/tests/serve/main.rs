@@ -6,6 +6,8 @@ mod command;
 mod hostile;
 mod interop;
 mod manager;
+#[path = "../../../tenure-server/tests/skip/mod.rs"]
+mod skip;
 mod support;
 mod trust;
 mod waiting;

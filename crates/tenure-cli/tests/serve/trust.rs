@@ -105,7 +105,7 @@ fn a_session_under_tls_with_a_token() {
 fn openssl_gets_on_with_it() {
     if Command::new("openssl").arg("version").output().is_err() {
         assert!(std::env::var_os("TENURE_TEST_SERVICES").is_none(), "openssl is required here");
-        eprintln!("skipped: there is no openssl here");
+        crate::skip::skip("there is no openssl here");
         return;
     }
     let authority = Authority::new();

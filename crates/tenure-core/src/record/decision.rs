@@ -136,7 +136,8 @@ impl<T: Clone> CasRecord<T> {
         RecordDecision::Write(next)
     }
 
-    /// Record that renews the hold of `claim`, from the version that was read; `None` if `claim` holds nothing.
+    /// Record that renews the hold of `claim`, from the version that was read; `None` if `claim` holds nothing, or if
+    /// its renewal count cannot be raised.
     #[must_use]
     pub fn renew(&self, claim: u128, version: u64, renewal: Renewal) -> Option<Self> {
         let Renewal { number, attempted, lease, held_for } = renewal;
@@ -146,7 +147,9 @@ impl<T: Clone> CasRecord<T> {
         }
         let mut next = self.rewritten(version, |_| true);
         for holder in next.holders.iter_mut().filter(|holder| holder.claim == claim) {
-            holder.renewal_count = holder.renewal_count.max(attempted) + 1;
+            // No tenure counts that far: another program wrote the record. The hold counts as lost, because with an
+            // unchanged count a challenger would see no renewal and take the hold over.
+            holder.renewal_count = holder.renewal_count.max(attempted).checked_add(1)?;
             (holder.lease, holder.held_for) = (Some(lease), held_for);
         }
         Some(next)

@@ -1,3 +1,6 @@
+#[path = "../../tests/skip/mod.rs"]
+mod skip;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream as Peer};
 use std::ops::Range;
@@ -116,7 +119,7 @@ fn connections_beyond_the_batch_limit_are_sent_to_separately() {
     let parts: Vec<_> = (0..count).map(|peer| (peer, peer..peer + 1)).collect();
     let segments = world.segments(&parts);
     if world.sockets.send_batch.is_none() {
-        return eprintln!("skipped: io_uring is not available");
+        return skip::skip("io_uring is not available");
     }
     let mut reported = 0;
     world.sockets.send_batched(&out, &segments, &world.network, &mut |_, progress| {
@@ -291,7 +294,7 @@ impl Network for OpaqueNetwork {
 fn streams_that_are_no_sockets_are_sent_to_separately() {
     let world = World::new(2, true);
     if world.sockets.send_batch.is_none() {
-        return eprintln!("skipped: io_uring is not available");
+        return skip::skip("io_uring is not available");
     }
     let World { sockets, network, owners, mut peers } = world;
     let network = OpaqueNetwork(network);

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tenure::{Client, Error, ErrorKind, FileStore};
 
+use super::skip::skip;
 use super::support::{Folder, Worker};
 
 /// The error of a folder that is refused: of one line, with what is wrong and with the folder's name.
@@ -70,7 +71,7 @@ async fn folders_that_cannot_be_trusted_are_refused() {
 #[tokio::test]
 async fn a_folder_of_another_user_is_refused() {
     if !is_root() {
-        return eprintln!("skipped: only root can give a folder away");
+        return skip("only root can give a folder away");
     }
     let folder = Folder::new();
     drop(folder.open());
@@ -87,7 +88,7 @@ async fn a_folder_that_cannot_be_made_or_written_is_refused() {
     assert!(error.to_string().contains("not permitted") || error.to_string().contains("read-only"));
     assert_eq!(error.kind(), ErrorKind::Denied);
     if is_root() {
-        return eprintln!("skipped: root can write to any folder");
+        return skip("root can write to any folder");
     }
     let folder = Folder::new();
     drop(folder.open());
@@ -112,7 +113,7 @@ async fn a_full_disk_is_told_at_once_and_leaves_nothing() {
     match command.status() {
         Ok(status) if status.success() => {}
         Ok(status) if !is_root() || status.code() == Some(77) => {
-            eprintln!("skipped: no disk can be mounted here");
+            skip("no disk can be mounted here");
         }
         other => panic!("the worker failed: {other:?}"),
     }

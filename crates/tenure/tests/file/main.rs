@@ -11,6 +11,8 @@ use tenure::store::{Capabilities, Handoff, Liveness, QueueKind};
 
 mod folders;
 mod holders;
+#[path = "../../../tenure-server/tests/skip/mod.rs"]
+mod skip;
 mod support;
 mod turns;
 

@@ -8,7 +8,7 @@ use tenure::jobs::{Failure, Job, JobState, Options, Worker};
 use tenure::{ErrorKind, Loss};
 
 use crate::services;
-use crate::support::{Scene, fill, job, state, with_scene};
+use crate::support::{Scene, fill, job, state, until, with_scene};
 
 /// As workers in the field write them.
 const CLAIM: &str = "
@@ -134,8 +134,7 @@ fn delayed_job_is_not_claimable_by_plain_workers() {
         let db = scene.connect().await;
         queue.enqueue(job("1").delay(Duration::from_millis(800))).await.unwrap();
         assert_eq!(plain_claim(&db, "plain").await, None);
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        assert!(plain_claim(&db, "plain").await.is_some(), "its time has come");
+        until("its time", async || plain_claim(&db, "plain").await.is_some()).await;
     });
 }
 

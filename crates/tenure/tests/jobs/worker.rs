@@ -141,7 +141,13 @@ fn an_idle_worker_hears_of_a_job() {
         let (stop, stopped) = oneshot::channel::<()>();
         let worker = Worker::new(idle, handler);
         let running = tokio::spawn(worker.run(async { drop(stopped.await) }));
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        let db = scene.connect().await;
+        let listens = format!("LISTEN \"{}\"", scene.table());
+        until("a worker that listens", async || {
+            let sql = "SELECT count(*) > 0 FROM pg_stat_activity WHERE query = $1";
+            db.query_one(sql, &[&listens]).await.unwrap().get(0)
+        })
+        .await;
         for nth in 0..5 {
             let id = other.enqueue(job(&nth.to_string())).await.unwrap().id;
             until("done", async || state(&other, &id).await == JobState::Completed).await;

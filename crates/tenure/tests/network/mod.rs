@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use crate::services::skip::skip;
+
 /// A network with one link to ours, gone with the test.
 pub(crate) struct Network {
     name: String,
@@ -26,9 +28,7 @@ impl Network {
         match network.set_up(&net) {
             Ok(()) => Some(network),
             Err(why) => {
-                let said = format!("skipped: {what}: no network of its own: {why}\n");
-                // Not `eprintln!`: the harness would keep the words of a test that passes to itself.
-                let _ = std::io::Write::write_all(&mut std::io::stderr(), said.as_bytes());
+                skip(&format!("{what}: no network of its own: {why}"));
                 None
             }
         }

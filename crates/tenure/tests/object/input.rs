@@ -8,7 +8,7 @@ use tenure::store::FindingLevel;
 use tenure::{Client, ErrorKind};
 
 use crate::fake::{Fake, Fault, Manner, Op};
-use crate::faults::{client, lock};
+use crate::faults::{client, lock, until};
 use crate::services;
 
 async fn refusal(url: &str) -> tenure::Error {
@@ -123,6 +123,12 @@ async fn the_doctor_looks_at_rights_conditions_settings_and_clock_and_leaves_not
     assert_eq!(verdict(&findings, "rights"), FindingLevel::Failed, "{findings:?}");
 }
 
+/// Waits until every object is older than the slack of the store's clock, by that clock.
+async fn time_passes(fake: &Fake) {
+    let written = fake.now();
+    until("a later time", || fake.now() > written + 0.1).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clean_removes_released_lock_objects_and_nothing_else() {
     let fake = Fake::quick();
@@ -134,7 +140,7 @@ async fn clean_removes_released_lock_objects_and_nothing_else() {
     let record = json!({"ownerId": "x", "expiresAt": 0, "waitingOwnerId": "y", "waiterExpiresAt": fake.now() + 9.0});
     fake.put("p/awaited", record.to_string());
     fake.put("elsewhere", json!({"ownerId": "x", "expiresAt": 0}).to_string());
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    time_passes(&fake).await;
     assert_eq!(one.store().clean(Duration::from_secs(60)).await.expect("looked"), 0, "too young");
     assert_eq!(one.store().clean(Duration::ZERO).await.expect("cleaned"), 1);
     let names = fake.names();
@@ -191,7 +197,7 @@ async fn a_server_that_removes_whatever_version_is_named_is_not_cleaned() {
     let one = client(&fake).await;
     let ttl = Duration::from_secs(12);
     one.lock("old").ttl(ttl).acquire().await.expect("free").release().await.expect("ours");
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    time_passes(&fake).await;
     fake.set(|manner| manner.careless = true);
     let error = one.store().clean(Duration::ZERO).await.expect_err("refused");
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
@@ -219,7 +225,7 @@ async fn clean_removes_dead_and_cleared_bells_only() {
     fake.put("p/cleared.bell", "{}");
     fake.put("p/rung.bell", bell(60_000));
     fake.put("p/door.bell", json!({"a": "song"}).to_string());
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    time_passes(&fake).await;
     assert_eq!(one.store().clean(Duration::from_secs(60)).await.expect("looked"), 0, "too young");
     assert_eq!(one.store().clean(Duration::ZERO).await.expect("cleaned"), 2);
     assert_eq!(fake.names(), ["p/door.bell", "p/rung.bell"]);

@@ -1,9 +1,10 @@
 //! The real services that tests run against, as the environment names them. Shared by the tests of every store.
 
+#[path = "../../../tenure-server/tests/skip/mod.rs"]
+pub(crate) mod skip;
+
 use std::env;
-use std::io::{self, Write as _};
 use std::path::PathBuf;
-use std::thread;
 
 /// The URL of a PostgreSQL server on which a test may make schemas; `None` where the test has to be skipped.
 #[allow(dead_code, reason = "not every test program needs every service")]
@@ -90,13 +91,7 @@ fn service(variable: &str) -> Option<String> {
     if url.is_none() {
         let required = env::var("TENURE_TEST_SERVICES").is_ok_and(|value| value == "required");
         assert!(!required, "{variable} is not set, and TENURE_TEST_SERVICES=required");
-        let thread = thread::current();
-        let test = thread.name().unwrap_or("a test");
-        // Not `eprintln!`: the harness would keep the words of a test that passes to itself.
-        let _ = writeln!(
-            io::stderr(),
-            "skipped: {test}: {variable} is not set (cargo xtask test sets it)"
-        );
+        skip::skip(&format!("{variable} is not set (cargo xtask test sets it)"));
     }
     url
 }

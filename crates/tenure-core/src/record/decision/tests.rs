@@ -67,6 +67,15 @@ fn renew_and_release_of_a_record_held_by_another_fail() {
 }
 
 #[test]
+fn a_renewal_count_that_cannot_be_raised_ends_the_hold() {
+    let mut held = granted(&CasRecord::default(), 1, Mode::Exclusive, 0);
+    assert_eq!(held.renew(1, 7, renewal(u64::MAX)), None);
+    held.holders[0].renewal_count = u64::MAX;
+    assert_eq!(held.renew(1, 7, renewal(0)), None);
+    assert!(held.release(1, 7).is_some());
+}
+
+#[test]
 fn a_holder_that_is_over_is_taken_over_and_fenced() {
     let held = granted(&CasRecord::default(), 1, Mode::Exclusive, 0);
     let RecordDecision::Write(next) = held.claim(&ask(2, Mode::Exclusive), 7, |_| true) else {

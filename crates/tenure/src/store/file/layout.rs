@@ -5,7 +5,7 @@ use std::fmt;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode as Permissions, OFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode as Permissions, OFlags, RawMode};
 use rustix::io::Errno;
 
 use super::names::{file_name, unescape};
@@ -171,7 +171,7 @@ impl Folder {
     }
 
     /// Creates missing subfolders, and returns the folder's permissions.
-    fn fill(&self) -> Result<u32> {
+    fn fill(&self) -> Result<RawMode> {
         let permissions = self.check()?;
         let folders = if self.options.shared {
             Permissions::from_raw_mode(permissions & 0o1777)
@@ -192,7 +192,7 @@ impl Folder {
     }
 
     /// Refuses a folder that another user can replace or tamper with. Returns its permissions.
-    fn check(&self) -> Result<u32> {
+    fn check(&self) -> Result<RawMode> {
         let path = &self.path;
         let link = rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)
             .map_err(|errno| system_error("examine the store's folder", path, errno))?;

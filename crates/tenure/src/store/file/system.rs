@@ -96,7 +96,12 @@ pub(super) fn is_linked(file: &OwnedFd) -> bool {
 }
 
 #[cfg(not(target_os = "linux"))]
-#[allow(clippy::cast_sign_loss, clippy::cast_lossless, reason = "types differ by system")]
+#[allow(
+    clippy::cast_lossless,
+    clippy::cast_sign_loss,
+    clippy::unnecessary_cast,
+    reason = "types differ by system"
+)]
 fn id_in(stat: &Stat) -> FileId {
     (stat.st_dev as u64, stat.st_ino as u64)
 }

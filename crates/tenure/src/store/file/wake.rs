@@ -22,11 +22,13 @@ impl Wake {
         self.notify.notified().await;
     }
 
+    #[cfg(target_os = "linux")]
     pub(super) fn wake(&self) {
         self.notify.notify_one();
     }
 
     /// Wakes the watcher for an event. `changed`: the event is not a departure. `closed`: the file was closed.
+    #[cfg(target_os = "linux")]
     pub(super) fn wake_for(&self, changed: bool, closed: bool) {
         // The flags are set before the wake-up: the watcher reads them as soon as it is awake.
         if changed {

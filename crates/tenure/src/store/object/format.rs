@@ -197,13 +197,15 @@ mod tests {
     #[test]
     fn a_record_of_the_plain_format_is_read_and_what_is_unknown_is_kept() {
         let text = br#"{"ownerId":"a","expiresAt":1678886400.5,"waitingOwnerId":null,
-            "waiterExpiresAt":null,"colour":"red"}"#;
+            "waiterExpiresAt":null,"colour":"red","mass":1.8446744073709548e38}"#;
         let record = read(text).unwrap();
         assert_eq!((&*record.owner, record.expires.as_millis()), ("a", 1_678_886_400_500));
         assert_eq!((record.waiter.clone(), record.fence, record.lease), (None, None, None));
         let again = read(&write(&record)).unwrap();
         assert_eq!(again, record);
         assert_eq!(again.extra.rest["colour"], "red");
+        let mass = String::from_utf8(write(&again)).unwrap();
+        assert!(mass.contains("1.8446744073709548e+38"), "{mass}");
     }
 
     #[test]

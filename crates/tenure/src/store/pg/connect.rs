@@ -38,6 +38,7 @@ pub(crate) type SessionEnd = watch::Receiver<Option<String>>;
 pub(crate) struct PgConnection {
     client: Client,
     reader: JoinHandle<()>,
+    #[cfg_attr(not(unix), expect(dead_code, reason = "empty without sockets of our own"))]
     socket: OwnSocket,
     end: SessionEnd,
     clock: Clock,

@@ -82,6 +82,7 @@ impl<Q> BatchRenewer<Q> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    #[cfg(feature = "jobs")]
     pub(crate) fn clock(&self) -> &Clock {
         &self.clock
     }

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
+#[cfg(unix)]
 use std::io;
 #[cfg(unix)]
 use std::os::fd::OwnedFd;

@@ -23,6 +23,7 @@ use crate::{Clock, Error, ErrorKind, Result};
 /// Longest lease of a server that speaks the plain protocol.
 const MAX_PLAIN_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
 /// Time without any traffic after which a connection is considered dead.
+#[cfg(unix)]
 const DEAD_AFTER: Duration = Duration::from_secs(20);
 
 /// Connects to one server.
