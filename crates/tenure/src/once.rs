@@ -164,12 +164,19 @@ impl OnceRequest {
     ///
     /// If the future is dropped, a grant that arrives meanwhile is released.
     pub async fn begin(self) -> Result<Once> {
+        // The clock that cannot be set is read first: a stop between the two readings makes the grant look later, not
+        // earlier.
+        let clock = self.client.clock().clone();
+        let began = clock.now();
+        let begin = since_epoch(self.wall.unwrap_or_else(SystemTime::now));
+        // From here on the wall clock is counted by the clock that cannot be set.
+        let wall = || begin + clock.now().since(began);
         for _ in 1..MAX_CLAIMS {
-            if let Some(once) = self.try_begin().await? {
+            if let Some(once) = self.try_begin(wall).await? {
                 return Ok(once);
             }
         }
-        self.try_begin().await?.ok_or_else(|| {
+        self.try_begin(wall).await?.ok_or_else(|| {
             let message = "the slot was held by another process, and no longer is: try again";
             let error = Error::new(ErrorKind::Unavailable, message).at(self.client.store());
             self.name.iter().fold(error, Error::on)
@@ -178,17 +185,12 @@ impl OnceRequest {
 
     /// Claims the slot. Returns `None` if another process held it, and held it no longer when it was looked at: whether
     /// the slot was run is not known then, and must be found out from the beginning.
-    async fn try_begin(&self) -> Result<Option<Once>> {
+    async fn try_begin(&self, wall: impl Fn() -> Duration) -> Result<Option<Once>> {
         let store = self.client.store().clone();
-        // The clock that cannot be set is read first: a stop between the two readings makes the grant look later, not
-        // earlier.
-        let clock = self.client.clock().clone();
-        let began = clock.now();
-        let wall = self.now();
         let can = store.capabilities();
         let name = self.name.as_ref().map_err(copy_error)?.clone();
         let at = |error: Error| error.on(&name).at(&store);
-        let (key, slot, mark, keep) = self.plan(&name, wall).map_err(at)?;
+        let (key, slot, mark, keep) = self.plan(&name, wall()).map_err(at)?;
         let notes = store.durable_notes();
         if !can.detached && notes.is_none() {
             return Err(at(Error::new(
@@ -235,9 +237,8 @@ impl OnceRequest {
         let retry = self.retry;
         let mut run = OnceRun { client, guard: Some(guard), key, mark, slot, keep, retry };
         // Counted by a clock that cannot be set, from before the slot was computed.
-        let granted = wall + clock.now().since(began);
         if let Some(slot) = slot.filter(|_| notes.is_none())
-            && granted > slot.latest_grant(store.max_ttl())
+            && wall() > slot.latest_grant(store.max_ttl())
         {
             run.release_guard().await?;
             let message = "the store granted the slot only after the slot was over: it may have been run, and \
@@ -247,7 +248,7 @@ impl OnceRequest {
         if let Some(notes) = notes {
             // Read under the lock: between the first look and the grant, another process may have run the slot and
             // recorded it. From here on no other process can.
-            if let Some(ran) = run.read(notes, self.now()).await? {
+            if let Some(ran) = run.read(notes, wall()).await? {
                 run.release_guard().await?;
                 return Ok(Some(Once::Ran(ran)));
             }
@@ -286,10 +287,6 @@ impl OnceRequest {
                 Ok((once::named_key(name, slot)?, None, format!("once {slot}"), *keep))
             }
         }
-    }
-
-    fn now(&self) -> Duration {
-        since_epoch(self.wall.unwrap_or_else(SystemTime::now))
     }
 
     fn with_id(&self, request: LockRequest) -> LockRequest {
