@@ -82,10 +82,11 @@ impl Command {
     pub(crate) fn usage_error(&self) -> Option<String> {
         match self {
             Self::Serve(serve) => return serve.usage_error(),
-            Self::Run(run) => match run.usage_error() {
-                Some(error) => return Some(error),
-                None => {}
-            },
+            Self::Run(run) => {
+                if let Some(error) = run.usage_error() {
+                    return Some(error);
+                }
+            }
             // These two examine the store itself, also that of their own process.
             Self::Doctor(doctor) => return doctor.store().relative_directory_error(),
             Self::Bench(bench) => return bench.store.relative_directory_error(),

@@ -226,13 +226,13 @@ impl LockGuards {
     pub async fn release(self) -> Result<()> {
         let mut releases: JoinSet<Result<()>> = self.0.into_iter().map(Guard::release).collect();
         let mut first = Ok(());
-        while let Some(released) = releases.join_next().await {
+        while let Some(ended) = releases.join_next().await {
             // A task fails only with its runtime.
-            let released = released.unwrap_or_else(|error| {
+            let result = ended.unwrap_or_else(|error| {
                 let message = "the task that released the lock has ended with its runtime";
                 Err(Error::new(ErrorKind::Shutdown, message).because(error))
             });
-            first = first.and(released);
+            first = first.and(result);
         }
         first
     }

@@ -168,9 +168,9 @@ impl OnceRequest {
         // earlier.
         let clock = self.client.clock().clone();
         let began = clock.now();
-        let begin = since_epoch(self.wall.unwrap_or_else(SystemTime::now));
+        let first = since_epoch(self.wall.unwrap_or_else(SystemTime::now));
         // From here on the wall clock is counted by the clock that cannot be set.
-        let wall = || begin + clock.now().since(began);
+        let wall = || first + clock.now().since(began);
         for _ in 1..MAX_CLAIMS {
             if let Some(once) = self.try_begin(wall).await? {
                 return Ok(once);

@@ -10,7 +10,7 @@
 //! [`Store::claim`], [`Store::inspect`], [`Hold::renew`] and [`Hold::release`], beside
 //! [`Store::capabilities`], which says what the store can do. Every other method has a default, for a store that lacks
 //! the capability. The types of the contract are `#[non_exhaustive]`: make them by their constructors, then set fields.
-//! Traits of this module need [`async_trait`], which is exported here.
+//! Traits of this module need [`macro@async_trait`], which is exported here.
 //!
 //! The new store must pass `tenure::conformance` (feature `conformance`). `examples/custom_store.rs` is a complete store
 //! that does. [`ClientBuilder::scheme`](crate::ClientBuilder::scheme) opens it by a URL, and

@@ -13,13 +13,13 @@ fn client() -> Client {
 
 /// Number of waiters of a lock.
 async fn waiters(client: &Client, key: &str) -> usize {
-    client.inspect(key).await.unwrap().waiters.len()
+    client.inspect(key).await.expect("an answer").waiters.len()
 }
 
 /// Resolves when a lock has a waiter.
 async fn has_waiter(client: &Client, key: &str) {
-    let mut watch = client.watch(key).unwrap();
-    while watch.next().await.unwrap().waiters.is_empty() {}
+    let mut watch = client.watch(key).expect("a good key");
+    while watch.next().await.expect("an answer").waiters.is_empty() {}
 }
 
 #[tokio::test]

@@ -246,7 +246,7 @@ impl RunSession<'_> {
 
     async fn hold(mut self, client: &Client, guards: LockGuards) -> Exit {
         let Some(guard) = guards.get(&self.arguments.name) else { return Exit::Failed };
-        let held = Hold::Locks { first: guard, all: &guards };
+        let locks = Hold::Locks { first: guard, all: &guards };
         let hard_end = self.arguments.hold.max_hold.map(|max| Instant::now() + max);
         let hold = &self.arguments.hold;
         let context = HoldContext {
@@ -267,7 +267,7 @@ impl RunSession<'_> {
                 .map_or(HandoffAction::Report, HandoffAction::Signal),
         };
         let ended = {
-            let mut running = pin!(supervised.run(held, &mut self.signals, self.reporter));
+            let mut running = pin!(supervised.run(locks, &mut self.signals, self.reporter));
             loop {
                 tokio::select! {
                     biased;

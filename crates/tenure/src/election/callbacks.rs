@@ -124,7 +124,6 @@ impl<A: Clone + Send + 'static> CallbackList<A> {
         let callbacks = self.lock().clone();
         for callback in callbacks {
             match callback(about.clone()).await {
-                Ok(Ok(())) => {}
                 Ok(Err(error)) => {
                     let message = format!("{name} returned an error");
                     failed.push(Error::new(ErrorKind::CallbackFailed, message).because(error));
@@ -133,8 +132,8 @@ impl<A: Clone + Send + 'static> CallbackList<A> {
                     let message = format!("{name} panicked: {}", panic_message(error));
                     failed.push(Error::new(ErrorKind::Panicked, message));
                 }
-                // The runtime shuts down.
-                Err(_) => {}
+                // Without an error, or ended by the shutdown of the runtime.
+                Ok(Ok(())) | Err(_) => {}
             }
         }
         failed

@@ -317,7 +317,7 @@ pub trait Hold: fmt::Debug + Send {
 
     /// Returns true if a hand-off was requested: a waiter has asked for the lock.
     ///
-    /// Called only if [`Capabilities::handoff`] is [`Handoff::Polled`], once per interval. Costs about one read.
+    /// Called only if [`Capabilities::handoff`] is [`Handoff::Polled`](super::Handoff::Polled), once per interval. Costs about one read.
     ///
     /// # Errors
     ///

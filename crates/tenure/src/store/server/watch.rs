@@ -22,7 +22,8 @@ pub(super) async fn changed(
 ) -> Result<()> {
     let until = shared.clock.now() + REQUEST_TIMEOUT;
     let connection = shared.connection(until).await?;
-    let (watch, changed) = KeyWatch::new(connection).ok_or_else(|| unavailable(NoReply::Unsent))?;
+    let (watch, changed) =
+        ServerWatch::new(connection).ok_or_else(|| unavailable(NoReply::Unsent))?;
     // A version that does not fit is not one of this server's: the maximum differs from all of its own.
     let seen = u64::try_from(since.0).unwrap_or(u64::MAX);
     let (id, key) = (watch.id, &wire_key(key)[..]);
@@ -35,19 +36,19 @@ pub(super) async fn changed(
 }
 
 /// Watch of a key. Dropping it ends the watch at the server.
-struct KeyWatch {
+struct ServerWatch {
     connection: Arc<ServerConnection>,
     id: u64,
 }
 
-impl KeyWatch {
+impl ServerWatch {
     fn new(connection: Arc<ServerConnection>) -> Option<(Self, oneshot::Receiver<()>)> {
         let (id, changed) = connection.watch()?;
         Some((Self { connection, id }, changed))
     }
 }
 
-impl Drop for KeyWatch {
+impl Drop for ServerWatch {
     fn drop(&mut self) {
         if self.connection.unwatch(self.id) {
             self.connection
