@@ -8,11 +8,11 @@ mod manifests;
 mod purity;
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 
 use crate::setup::{self, CARGO_DENY, MDBOOK};
 use crate::{command, interrupt, pages, repo};
@@ -42,6 +42,7 @@ const CHECKS: &[Check] = &[
     ("links", |_| without_remark(links::check(repo::root()))),
     ("language", |_| without_remark(language::check())),
     ("cycles", |_| without_remark(cycles::check())),
+    ("rows", |_| without_remark(rows_by_name(repo::root()))),
     ("clippy", |_| clippy()),
     ("purity", |_| without_remark(purity::check())),
     ("docs", |_| docs()),
@@ -105,6 +106,19 @@ fn clippy() -> Result<String> {
     program(cargo.args(["--locked", "--quiet", "--", "-D", "warnings"]))
 }
 
+/// Fails if a column of a PostgreSQL row is read by position: a column added to a statement would shift the others.
+fn rows_by_name(root: &Path) -> Result<()> {
+    let mut git = Command::new("git");
+    git.current_dir(root).args(["grep", "-nE", r"\.(try_)?get(::<[^(]*>)?\([0-9]+\)", "--"]);
+    git.args(["crates/tenure/src/jobs*", "crates/tenure/src/store/pg*"]);
+    let output = command::output(&mut git)?;
+    // 1: no line matches.
+    match output.status.code() {
+        Some(1) => Ok(()),
+        _ => bail!("read columns by name:\n{}", command::printed(&output)),
+    }
+}
+
 fn docs() -> Result<String> {
     let mut cargo = repo::cargo(["doc", "--workspace", "--all-features", "--no-deps"]);
     program(cargo.args(["--locked", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"))
@@ -159,7 +173,6 @@ fn without_remark(outcome: Result<()>) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anyhow::bail;
 
     #[test]
     fn a_failure_does_not_hide_the_ones_after_it() {

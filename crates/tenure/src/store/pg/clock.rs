@@ -6,6 +6,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tenure_core::Time;
 use tenure_core::lease::margin;
 
+/// SQL of the database's clock, in microseconds since 1970. Statements return it as the column `now`.
+pub(crate) const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
+
 /// A reading of the database's clock, taken at some instant between two instants of ours.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reading {

@@ -114,7 +114,7 @@ impl PgConnection {
         if settings.dial.is_none() && attributes == TargetSessionAttrs::ReadWrite {
             let rows = connection.simple("SHOW transaction_read_only", by).await;
             let rows = rows.map_err(failure::nothing_done)?;
-            if rows.first().and_then(|row| row.get(0)) != Some("off") {
+            if rows.first().and_then(|row| row.get("transaction_read_only")) != Some("off") {
                 let message = "the server is read-only, and no writable server answers";
                 return Err(Error::new(ErrorKind::Unavailable, message));
             }

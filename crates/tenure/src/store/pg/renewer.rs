@@ -141,18 +141,18 @@ impl<Q: RenewalQueue> BatchRenewer<Q> {
     }
 }
 
-/// Reads the outcome of each renewal, in the order of the request. The columns after the database's clock are the number
-/// of the row in the request, whether it was renewed, and whether another transaction has locked it.
+/// Reads the outcome of each renewal, in the order of the request. Of the columns, `nth` is the
+/// number of the row in the request; `passed_over` is true if another transaction has locked it.
 pub(crate) fn outcomes(count: usize, rows: &[Row]) -> Vec<RenewalOutcome> {
     let mut outcomes = vec![RenewalOutcome::Refused(Loss::Taken); count];
     for row in rows {
-        let nth = usize::try_from(row.get::<_, i64>(1)).unwrap_or_default();
+        let nth = usize::try_from(row.get::<_, i64>("nth")).unwrap_or_default();
         let Some(outcome) = nth.checked_sub(1).and_then(|nth| outcomes.get_mut(nth)) else {
             continue;
         };
-        if row.get(2) {
+        if row.get("renewed") {
             *outcome = RenewalOutcome::Renewed;
-        } else if row.get(3) {
+        } else if row.get("passed_over") {
             *outcome = RenewalOutcome::PassedOver;
         }
     }

@@ -82,12 +82,12 @@ impl LeaseShared {
             let greeting = schema::greeting(&self.table);
             let rows = connection.query(&greeting, &[], by).await.map_err(failure::nothing_done)?;
             let reading = self.read(&rows, sent)?;
-            if rows.first().is_some_and(|row| row.get(1)) {
+            if rows.first().is_some_and(|row| row.get("is_standby")) {
                 return Err(failure::standby(self.settled.load(Ordering::Relaxed)));
             }
             schema::check(rows.first(), &self.table)?;
             if let Some(row) = rows.first() {
-                self.incarnation.note(FoundIncarnation::read(row, 4));
+                self.incarnation.note(FoundIncarnation::read(row));
             }
             self.settled.store(true, Ordering::Relaxed);
             self.db_clock.note(reading);
@@ -95,7 +95,7 @@ impl LeaseShared {
         Ok(connection)
     }
 
-    /// Sends one request. The first column of every answer is the database's clock.
+    /// Sends one request. Every answer has the column `now`, the database's clock.
     pub(super) async fn ask(
         &self,
         sql: &str,
@@ -149,7 +149,7 @@ impl LeaseShared {
     fn read(&self, rows: &[Row], sent: Time) -> Result<Reading> {
         let replied = self.clock.now();
         let db = match rows.first() {
-            Some(row) => row.try_get(0).map_err(|error| {
+            Some(row) => row.try_get("now").map_err(|error| {
                 Error::new(ErrorKind::Misconfigured, "the server sent an unexpected answer")
                     .because(error)
             })?,
