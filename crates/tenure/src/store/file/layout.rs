@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode as Permissions, OFlags};
 use rustix::io::Errno;
+use tenure_core::escape::Escape;
 
-use super::names::{file_name, unescape};
+use super::names::file_name;
 use super::system::{network_name, system_error};
 use crate::store::KeySpace;
 use crate::{Error, ErrorKind, Key, Result};
@@ -79,7 +80,7 @@ impl Folder {
         if path.is_empty() {
             return Ok((Self::by_default(), options));
         }
-        let bytes = unescape(path).ok_or_else(|| {
+        let bytes = Escape::PERCENT.decode(path).ok_or_else(|| {
             invalid("the path after file: has a % without two hexadecimal digits: write %25".into())
         })?;
         if bytes.contains(&0) {

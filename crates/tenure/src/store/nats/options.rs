@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tenure_core::escape::Escape;
+
 use crate::{Error, ErrorKind, Result};
 
 /// Bucket of a URL that names none.
@@ -206,18 +208,8 @@ fn checked_bucket(bucket: &str) -> Result<String> {
 
 /// Decodes percent-encoding, which passwords in URLs need.
 fn decode(text: &str) -> Result<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(if byte == b'%' {
-            let digit = |byte: Option<u8>| byte.and_then(|byte| char::from(byte).to_digit(16));
-            let (high, low) = (digit(rest.next()), digit(rest.next()));
-            let value = high.zip(low).and_then(|(high, low)| u8::try_from(high * 16 + low).ok());
-            value.ok_or_else(|| invalid("% is followed by two hexadecimal digits"))?
-        } else {
-            byte
-        });
-    }
+    let bytes = Escape::PERCENT.decode(text);
+    let bytes = bytes.ok_or_else(|| invalid("% is followed by two hexadecimal digits"))?;
     String::from_utf8(bytes).map_err(|_| invalid("percent-encoded text must be UTF-8"))
 }
 

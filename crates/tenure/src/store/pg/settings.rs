@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr as _;
 use std::time::Duration;
 
+use tenure_core::escape::Escape;
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 
@@ -370,20 +371,11 @@ impl Trust {
 
 /// Decodes `%XX` in the value of an option. An error shows only the name: the value may be a secret.
 fn percent_decoded(name: &str, value: &str) -> Result<String> {
-    let bad = || invalid(&format!("invalid value of {name}: write special characters as %XX"));
-    let mut bytes = Vec::with_capacity(value.len());
-    let mut rest = value.bytes();
-    while let Some(byte) = rest.next() {
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let digit = |byte: Option<u8>| byte.and_then(|b| char::from(b).to_digit(16));
-        let (high, low) = (digit(rest.next()), digit(rest.next()));
-        let code = high.zip(low).map(|(high, low)| high * 16 + low);
-        bytes.push(code.and_then(|code| u8::try_from(code).ok()).ok_or_else(bad)?);
-    }
-    String::from_utf8(bytes).map_err(|_| bad())
+    let bytes = Escape::PERCENT.decode(value);
+    let text = bytes.and_then(|bytes| String::from_utf8(bytes).ok());
+    text.ok_or_else(|| {
+        invalid(&format!("invalid value of {name}: write special characters as %XX"))
+    })
 }
 
 mod conninfo;

@@ -1,7 +1,9 @@
 //! Options in the URL of a lock server.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::path::PathBuf;
+
+use tenure_core::escape::Escape;
 
 use crate::{Error, ErrorKind, Result};
 
@@ -213,37 +215,15 @@ fn invalid(message: &str) -> Error {
     Error::new(ErrorKind::Invalid, message)
 }
 
+/// Decodes `%XX`. An error does not quote the text: it may be part of a secret.
 fn decoded(text: &str) -> Result<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let digit = |byte: Option<u8>| byte.and_then(|b| char::from(b).to_digit(16));
-        match (digit(rest.next()), digit(rest.next())) {
-            (Some(high), Some(low)) => {
-                bytes.push(u8::try_from(high * 16 + low).expect("two digits make a byte"));
-            }
-            // Not quoted: the text may be part of a secret.
-            _ => return Err(invalid("the URL has a % that two hexadecimal digits do not follow")),
-        }
-    }
-    Ok(bytes)
+    let bytes = Escape::PERCENT.decode(text);
+    bytes.ok_or_else(|| invalid("the URL has a % that two hexadecimal digits do not follow"))
 }
 
 fn encoded(text: &str) -> String {
-    let mut out = String::new();
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~/:@".contains(&byte) {
-            out.push(char::from(byte));
-        } else {
-            // Writing to a string cannot fail.
-            let _ = write!(out, "%{byte:02X}");
-        }
-    }
-    out
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/:@".contains(&byte);
+    Escape::PERCENT.encode(text.as_bytes(), is_plain)
 }
 
 #[cfg(test)]
