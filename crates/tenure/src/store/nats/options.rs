@@ -6,8 +6,12 @@ use std::time::Duration;
 
 use tenure_core::escape::Escape;
 
+use crate::store::url_options::{self, UrlOption};
 use crate::{Error, ErrorKind, Result};
 
+/// Options of the URL.
+const OPTIONS: &[&str] =
+    &["ca", "cert", "creds", "fair", "form", "key", "monitor", "nkey", "replicas", "tls", "ttl"];
 /// Bucket of a URL that names none.
 const DEFAULT_BUCKET: &str = "tenure";
 const DEFAULT_PORT: u16 = 4222;
@@ -58,7 +62,7 @@ impl Options {
     /// Parses the part of a URL after `nats:`. `fallback` is the value of `$NATS_URL`, for a URL that names no server.
     pub(super) fn parse(rest: &str, fallback: Option<&str>) -> Result<Self> {
         let rest = rest.strip_prefix("//").unwrap_or(rest);
-        let (location, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (location, given) = url_options::split(rest);
         let (authority, bucket) = match location.rsplit_once('/') {
             Some((authority, bucket)) => (authority, bucket),
             None => (location, ""),
@@ -72,9 +76,8 @@ impl Options {
             options.parse_fallback(fallback.unwrap_or_default())?;
         }
         let mut client_files = (None, None);
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            options.set_option(name, &decode(value)?, &mut client_files)?;
+        for option in given {
+            options.set_option(option, &mut client_files)?;
         }
         options.certificate = match client_files {
             (Some(certificate), Some(key)) => Some((certificate, key)),
@@ -121,11 +124,11 @@ impl Options {
 
     fn set_option(
         &mut self,
-        name: &str,
-        value: &str,
+        option: UrlOption<'_>,
         client_files: &mut (Option<PathBuf>, Option<PathBuf>),
     ) -> Result<()> {
-        match name {
+        let value = &*option.decoded()?;
+        match option.name {
             "form" => {
                 self.layout = Some(match value {
                     "nlock" => RequestedLayout::Nlock,
@@ -143,8 +146,8 @@ impl Options {
             }
             "creds" => self.credentials = Credentials::File(value.into()),
             "nkey" => self.credentials = Credentials::Nkey(value.into()),
-            "tls" => self.tls = parse_bool(value, "tls is true or false")?,
-            "fair" => self.fair = parse_bool(value, "fair is true or false")?,
+            "tls" => self.tls = option.flag()?,
+            "fair" => self.fair = option.flag()?,
             "monitor" => {
                 let hosts = value.split(',').map(str::trim).filter(|host| !host.is_empty());
                 self.monitors =
@@ -153,11 +156,7 @@ impl Options {
             "ca" => self.ca = Some(value.into()),
             "cert" => client_files.0 = Some(value.into()),
             "key" => client_files.1 = Some(value.into()),
-            _ => {
-                return Err(invalid(
-                    "a NATS store has the options form, replicas, ttl, fair, creds, nkey, tls, ca, cert, key and monitor",
-                ));
-            }
+            _ => return Err(option.unknown("a NATS store", OPTIONS)),
         }
         Ok(())
     }
@@ -184,14 +183,6 @@ fn parse_address(host: &str, default_port: u16) -> Result<String> {
         return Err(invalid("a server is HOST or HOST:PORT"));
     }
     Ok(if port_part.contains(':') { host.to_owned() } else { format!("{host}:{default_port}") })
-}
-
-fn parse_bool(value: &str, message: &str) -> Result<bool> {
-    match value {
-        "" | "true" => Ok(true),
-        "false" => Ok(false),
-        _ => Err(invalid(message)),
-    }
 }
 
 fn non_empty_or<'a>(text: &'a str, default: &'a str) -> &'a str {

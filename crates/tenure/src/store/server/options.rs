@@ -5,8 +5,11 @@ use std::path::PathBuf;
 
 use tenure_core::escape::Escape;
 
+use crate::store::url_options::{self, UrlOption};
 use crate::{Error, ErrorKind, Result};
 
+/// Options of the URL.
+const OPTIONS: &[&str] = &["auth_token_file", "ca", "cert", "fencing", "key"];
 /// Default port.
 const DEFAULT_PORT: u16 = 6388;
 /// Maximum number of addresses of one server.
@@ -86,7 +89,7 @@ impl Options {
         let rest = rest.strip_prefix("//").ok_or_else(|| {
             invalid("the URL of a lock server has no host: write tenure://HOST:PORT")
         })?;
-        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (place, given) = url_options::split(rest);
         let (user, hosts) = place.rsplit_once('@').map_or((None, place), |(u, h)| (Some(u), h));
         let hosts = hosts.strip_suffix('/').unwrap_or(hosts);
         let addresses = hosts.split(',').map(Address::parse).collect::<Result<Vec<_>>>()?;
@@ -103,7 +106,7 @@ impl Options {
             key: None,
             ordered_tokens: false,
         };
-        options.read_query(query)?;
+        options.read(given)?;
         let password = user.map(|user| user.split_once(':').map_or(user, |(_, secret)| secret));
         let password = password.map(decoded).transpose()?.filter(|secret| !secret.is_empty());
         options.secret = match (password, &options.auth_token_file) {
@@ -122,9 +125,9 @@ impl Options {
         Ok(options)
     }
 
-    fn read_query(&mut self, query: &str) -> Result<()> {
-        for option in query.split('&').filter(|option| !option.is_empty()) {
-            let (name, value) = option.split_once('=').unwrap_or((option, ""));
+    fn read<'a>(&mut self, options: impl Iterator<Item = UrlOption<'a>>) -> Result<()> {
+        for option in options {
+            let UrlOption { name, value, .. } = option;
             let slot = match name {
                 "fencing" if value == "ordered" && !self.ordered_tokens => {
                     self.ordered_tokens = true;
@@ -143,16 +146,9 @@ impl Options {
                     let message = format!("the option {name} is for TLS: write tenures://");
                     return Err(invalid(&message));
                 }
-                _ => {
-                    let name: String = name.chars().filter(|c| !c.is_control()).take(40).collect();
-                    let message = format!(
-                        "unknown option {name:?} in the URL of a lock server; supported: auth_token_file, ca, cert, fencing, key"
-                    );
-                    return Err(invalid(&message));
-                }
+                _ => return Err(option.unknown("a lock server", OPTIONS)),
             };
-            let path = String::from_utf8(decoded(value)?)
-                .map_err(|_| invalid(&format!("the option {name} is not UTF-8")))?;
+            let path = option.decoded()?;
             if path.is_empty() || slot.is_some() {
                 return Err(invalid(&format!("the option {name} takes one file, once")));
             }
