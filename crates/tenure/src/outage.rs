@@ -3,12 +3,13 @@
 use std::convert::Infallible;
 use std::fmt;
 use std::future::pending;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use tenure_core::outage::{Outage, OutageInput, OutageReport};
 use tenure_core::{Machine as _, Time};
 
+use crate::mutex::Mutex;
 use crate::{Clock, Error};
 
 /// Report that a store is away, or is back.
@@ -165,7 +166,7 @@ impl OutageMonitor {
     }
 
     fn state(&self) -> MutexGuard<'_, OutageState> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 }
 

@@ -1,10 +1,12 @@
 //! Model of the database's clock: its readings, and since when it is known to be steady.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tenure_core::Time;
 use tenure_core::lease::margin;
+
+use crate::mutex::Mutex;
 
 /// SQL of the database's clock, in microseconds since 1970. Statements return it as the column `now`.
 pub(crate) const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
@@ -113,7 +115,7 @@ impl DbClock {
     }
 
     fn lock(&self) -> MutexGuard<'_, ClockState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

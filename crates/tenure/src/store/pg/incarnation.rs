@@ -9,8 +9,6 @@
 //! The table is created with the current timeline as its epoch. So nothing changes for participants of a version
 //! without incarnations until the server is restarted.
 
-use std::sync::{Mutex, PoisonError};
-
 use tenure_core::Time;
 use tokio_postgres::{Row, SimpleQueryRow};
 
@@ -20,6 +18,7 @@ use super::durable::DURABLE;
 use super::failure;
 use super::migrate::REFUSED;
 use super::table::Table;
+use crate::mutex::Mutex;
 use crate::store::Finding;
 use crate::{Error, ErrorKind, Result};
 
@@ -105,11 +104,11 @@ impl FoundIncarnation {
 
 impl Incarnation {
     fn source(&self) -> EpochSource {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 
     fn set(&self, source: EpochSource) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = source;
+        *self.0.lock() = source;
     }
 
     /// Replaces [`EPOCH`] in a statement by SQL for the epoch.
@@ -136,7 +135,7 @@ impl Incarnation {
     /// client that only inspects needs no rights on the table.
     pub(crate) fn note(&self, found: FoundIncarnation) {
         let Some(table) = found.table else { return };
-        let mut source = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut source = self.0.lock();
         match &*source {
             _ if !found.kept => *source = EpochSource::Timeline { table },
             EpochSource::Kept { run, .. } if Some(*run) == found.run => {}

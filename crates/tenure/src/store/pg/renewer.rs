@@ -5,7 +5,7 @@
 //! and passes the outcome of the statement to every hold of the batch. Deadlines come first, always: before a batch is
 //! taken, and before an answer is applied.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use async_trait::async_trait;
 use tenure_core::Time;
@@ -16,6 +16,7 @@ use tokio_postgres::Row;
 
 use super::clock::Reading;
 use crate::drive::race;
+use crate::mutex::Mutex;
 use crate::{Clock, Error, Result};
 
 /// Statement that renews many rows of a table.
@@ -79,7 +80,7 @@ impl<Q> BatchRenewer<Q> {
     }
 
     pub(crate) fn queue(&self) -> MutexGuard<'_, Q> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
     pub(crate) fn clock(&self) -> &Clock {
