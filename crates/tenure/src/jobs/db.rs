@@ -14,6 +14,7 @@ use tokio_postgres::types::Type;
 use super::options::{
     DEFAULT_CHECKPOINTS_TABLE, DEFAULT_JOBS_TABLE, MIN_LEASE, Options, REQUEST_TIMEOUT,
 };
+use crate::store::pg::access::TableAccess;
 use crate::store::pg::clock::{DbClock, NOW, Reading};
 use crate::store::pg::connect::Parameter;
 use crate::store::pg::failure;
@@ -144,8 +145,7 @@ impl JobDb {
             None => self.is_direct(row.get("address"), row.get("port")).await,
         };
         connection.allow_plans(direct);
-        let reading = Reading { sent, replied: self.clock.now(), db: row.get("now") };
-        self.db_clock.note(reading);
+        self.db_clock.note(Reading::of(&rows, sent, self.clock.now())?);
         self.settled.store(true, Ordering::Relaxed);
         // Another connection may have set the same value first.
         let _ = self.shape.set(shape);
@@ -229,7 +229,7 @@ impl JobDb {
         by: Time,
     ) -> Result<(Vec<Row>, Reading)> {
         let mut connection = self.connection(by).await?;
-        self.ask_on(&mut connection, sql, parameters, by).await
+        self.access().ask(&mut connection, sql, parameters, by).await
     }
 
     /// Sends one request that claims: fills in the epoch, and retries if the server was restarted meanwhile.
@@ -240,39 +240,12 @@ impl JobDb {
         by: Time,
     ) -> Result<(Vec<Row>, Reading)> {
         let mut connection = self.connection(by).await?;
-        let mut failures = 0;
-        loop {
-            self.incarnation.ensure_epoch(&mut connection, by).await?;
-            let sql = self.incarnation.fill(sql);
-            match self.ask_on(&mut connection, &sql, parameters, by).await {
-                Err(error) => {
-                    self.incarnation
-                        .recover(error, failures, &self.table, &mut connection, by)
-                        .await?;
-                }
-                answered => return answered,
-            }
-            failures += 1;
-        }
+        self.access().grant(&mut connection, sql, parameters, by).await
     }
 
-    async fn ask_on(
-        &self,
-        connection: &mut PooledConnection<'_>,
-        sql: &str,
-        parameters: &[Parameter<'_>],
-        by: Time,
-    ) -> Result<(Vec<Row>, Reading)> {
-        let sent = self.clock.now();
-        let rows = connection.query_again(sql, parameters, by).await?;
-        let db = rows.first().map_or(0, |row| row.get("now"));
-        let reading = Reading { sent, replied: self.clock.now(), db };
-        if !rows.is_empty()
-            && let Some(jump) = self.db_clock.note(reading)
-        {
-            tracing::warn!(name: "tenure.clock_jump", store = %self, jump_ms = jump / 1_000);
-        }
-        Ok((rows, reading))
+    fn access(&self) -> TableAccess<'_> {
+        let Self { table, clock, db_clock, incarnation, .. } = self;
+        TableAccess { table, clock, db_clock, incarnation, user: self }
     }
 
     /// Deadline of a request that has no timeout of its own, from now.

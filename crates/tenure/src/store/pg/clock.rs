@@ -5,8 +5,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tenure_core::Time;
 use tenure_core::lease::margin;
+use tokio_postgres::Row;
 
 use crate::mutex::Mutex;
+use crate::{Error, ErrorKind, Result};
 
 /// SQL of the database's clock, in microseconds since 1970. Statements return it as the column `now`.
 pub(crate) const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
@@ -120,6 +122,15 @@ impl DbClock {
 }
 
 impl Reading {
+    /// Reads the column `now` of the first row; zero if there is no row.
+    pub(crate) fn of(rows: &[Row], sent: Time, replied: Time) -> Result<Self> {
+        let db = rows.first().map_or(Ok(0), |row| row.try_get("now")).map_err(|error| {
+            Error::new(ErrorKind::Misconfigured, "the server sent an unexpected answer")
+                .because(error)
+        })?;
+        Ok(Self { sent, replied, db })
+    }
+
     /// Minimum jump of the clock between two readings, in microseconds: the part that neither round trip explains.
     fn jump(&self, later: &Self) -> i64 {
         let passed = later.db.saturating_sub(self.db);

@@ -68,7 +68,7 @@ async fn send(
     // A free key that was used before needs only the short statement; any other answer needs the long one.
     let sql = if claim.mode == Mode::Exclusive {
         let (rows, reading) =
-            shared.grant_on(&mut connection, &shared.sql.take, &parameters, by).await?;
+            shared.access().grant(&mut connection, &shared.sql.take, &parameters, by).await?;
         if !rows.is_empty() {
             return Ok((rows, reading, window));
         }
@@ -77,7 +77,7 @@ async fn send(
         parameters.extend([(&slots as _, Type::INT4), (&space as _, Type::INT2)]);
         &shared.sql.claim_shared
     };
-    let (rows, reading) = shared.grant_on(&mut connection, sql, &parameters, by).await?;
+    let (rows, reading) = shared.access().grant(&mut connection, sql, &parameters, by).await?;
     Ok((rows, reading, window))
 }
 
