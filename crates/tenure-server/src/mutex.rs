@@ -6,7 +6,7 @@ use std::sync::{self, MutexGuard, PoisonError};
 ///
 /// With a mutex of the standard library, such a panic makes each later user of the state panic as well. Use this one for
 /// state that is valid after every statement of its critical sections.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Mutex<T>(sync::Mutex<T>);
 
 impl<T> Mutex<T> {
@@ -16,5 +16,11 @@ impl<T> Mutex<T> {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T: Default> Default for Mutex<T> {
+    fn default() -> Self {
+        Self::new(T::default())
     }
 }
