@@ -109,7 +109,13 @@ fn clippy() -> Result<String> {
 /// Fails if a column of a PostgreSQL row is read by position: a column added to a statement would shift the others.
 fn rows_by_name(root: &Path) -> Result<()> {
     let mut git = Command::new("git");
-    git.current_dir(root).args(["grep", "-nE", r"\.(try_)?get(::<[^(]*>)?\([0-9]+\)", "--"]);
+    git.current_dir(root).args([
+        "grep",
+        "--untracked",
+        "-nE",
+        r"\.(try_)?get(::<[^(]*>)?\([0-9]+\)",
+        "--",
+    ]);
     git.args(["crates/tenure/src/jobs*", "crates/tenure/src/store/pg*"]);
     let output = command::output(&mut git)?;
     // 1: no line matches.
@@ -172,7 +178,10 @@ fn without_remark(outcome: Result<()>) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+    use crate::stores::Folder;
 
     #[test]
     fn a_failure_does_not_hide_the_ones_after_it() {
@@ -198,6 +207,21 @@ mod tests {
             advisories: false,
             cargo_deny: Err(anyhow!(why)),
             mdbook: Err(anyhow!(why)),
+        }
+    }
+
+    #[test]
+    fn a_column_read_by_position_is_found() {
+        let folder = Folder::create("verify-rows").unwrap();
+        let jobs = folder.path().join("crates/tenure/src/jobs");
+        fs::create_dir_all(&jobs).unwrap();
+        command::succeed(Command::new("git").arg("init").current_dir(folder.path())).unwrap();
+        fs::write(jobs.join("a.rs"), "row.get(\"id\"), text.get(..3)").unwrap();
+        rows_by_name(folder.path()).unwrap();
+        for read in ["row.get(0)", "row.try_get(1)?", "row.get::<_, Option<String>>(12)"] {
+            fs::write(jobs.join("a.rs"), read).unwrap();
+            let error = rows_by_name(folder.path()).unwrap_err().to_string();
+            assert!(error.contains(&format!("jobs/a.rs:1:{read}")), "{error}");
         }
     }
 
