@@ -10,11 +10,11 @@ mod purity;
 mod workflows;
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 
 use crate::platforms::{self, Extent};
 use crate::setup::{self, CARGO_DENY, CHECK_JSONSCHEMA, MDBOOK};
@@ -48,6 +48,7 @@ const CHECKS: &[Check] = &[
     ("language", |_| without_remark(language::check())),
     ("workflows", workflows),
     ("cycles", |_| without_remark(cycles::check())),
+    ("rows", |_| without_remark(rows_by_name(repo::root()))),
     ("clippy", |_| clippy()),
     ("features", |_| features::check()),
     ("platforms", |_| platforms::check(Extent::Quick)),
@@ -117,6 +118,25 @@ fn clippy() -> Result<String> {
     program(cargo.args(["--locked", "--quiet", "--", "-D", "warnings"]))
 }
 
+/// Fails if a column of a PostgreSQL row is read by position: a column added to a statement would shift the others.
+fn rows_by_name(root: &Path) -> Result<()> {
+    let mut git = Command::new("git");
+    git.current_dir(root).args([
+        "grep",
+        "--untracked",
+        "-nE",
+        r"\.(try_)?get(::<[^(]*>)?\([0-9]+\)",
+        "--",
+    ]);
+    git.args(["crates/tenure/src/jobs*", "crates/tenure/src/store/pg*"]);
+    let output = command::output(&mut git)?;
+    // 1: no line matches.
+    match output.status.code() {
+        Some(1) => Ok(()),
+        _ => bail!("read columns by name:\n{}", command::printed(&output)),
+    }
+}
+
 fn docs() -> Result<String> {
     let mut cargo = repo::cargo(["doc", "--workspace", "--all-features", "--no-deps"]);
     program(cargo.args(["--locked", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"))
@@ -175,8 +195,10 @@ fn without_remark(outcome: Result<()>) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
-    use anyhow::bail;
+    use crate::stores::Folder;
 
     #[test]
     fn a_failure_does_not_hide_the_ones_after_it() {
@@ -204,6 +226,21 @@ mod tests {
             cargo_deny: Err(anyhow!(why)),
             mdbook: Err(anyhow!(why)),
             check_jsonschema: Err(anyhow!(why)),
+        }
+    }
+
+    #[test]
+    fn a_column_read_by_position_is_found() {
+        let folder = Folder::create("verify-rows").unwrap();
+        let jobs = folder.path().join("crates/tenure/src/jobs");
+        fs::create_dir_all(&jobs).unwrap();
+        command::succeed(Command::new("git").arg("init").current_dir(folder.path())).unwrap();
+        fs::write(jobs.join("a.rs"), "row.get(\"id\"), text.get(..3)").unwrap();
+        rows_by_name(folder.path()).unwrap();
+        for read in ["row.get(0)", "row.try_get(1)?", "row.get::<_, Option<String>>(12)"] {
+            fs::write(jobs.join("a.rs"), read).unwrap();
+            let error = rows_by_name(folder.path()).unwrap_err().to_string();
+            assert!(error.contains(&format!("jobs/a.rs:1:{read}")), "{error}");
         }
     }
 

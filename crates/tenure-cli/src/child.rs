@@ -7,7 +7,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child as Process, Command, ExitStatus, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -22,6 +22,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use crate::guardian::protocol::{GuardianCommand, GuardianReport};
 use crate::guardian::{self, MAX_PASSED_DESCRIPTORS};
 use crate::hold::{Hold, REVISION_VARIABLE, TOKENS_VARIABLE};
+use crate::mutex::Mutex;
 
 /// The child, controlled through its guardian.
 pub(crate) struct Child {
@@ -210,7 +211,7 @@ impl Child {
 /// The guardians that were started and not waited for yet. While the list is locked, none is started or waited for.
 fn guardians() -> MutexGuard<'static, Vec<u32>> {
     static GUARDIANS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
-    GUARDIANS.lock().unwrap_or_else(PoisonError::into_inner)
+    GUARDIANS.lock()
 }
 
 /// Kills the orphans that commands left to this process. Returns true if there were any.

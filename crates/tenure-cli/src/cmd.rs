@@ -52,7 +52,7 @@ fn fail(what: &str, error: &dyn std::error::Error) -> Exit {
 
 /// Prints an error of the store in one line.
 fn report_error(error: &Error) -> Exit {
-    report::print_line(&report::chain(error));
+    report::print_line(&error.chain());
     exit_for(error)
 }
 

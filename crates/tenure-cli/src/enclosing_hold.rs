@@ -4,7 +4,7 @@
 //! `TENURE_AROUND` has one word per hold, the outermost first: store, name and fencing token, separated by commas. All
 //! bytes except ASCII letters, digits and `-._~/:` are written as `%xx`.
 
-use std::fmt::Write as _;
+use tenure_core::escape::Escape;
 
 pub(crate) const VARIABLE: &str = "TENURE_AROUND";
 
@@ -50,14 +50,8 @@ fn encode(all: &[EnclosingHold]) -> String {
             text.push(' ');
         }
         for (field, end) in [(store, ","), (name, ","), (token, "")] {
-            for byte in field.bytes() {
-                if byte.is_ascii_alphanumeric() || b"-._~/:".contains(&byte) {
-                    text.push(char::from(byte));
-                } else {
-                    // Writing to a `String` cannot fail.
-                    let _ = write!(text, "%{byte:02x}");
-                }
-            }
+            let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/:".contains(&byte);
+            text.push_str(&Escape::PERCENT_LOWER.encode(field.as_bytes(), is_plain));
             text.push_str(end);
         }
     }
@@ -75,19 +69,7 @@ fn decode(text: &str) -> Vec<EnclosingHold> {
 }
 
 fn percent_decode(field: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(field.len());
-    let mut rest = field.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(match byte {
-            b'%' => {
-                let digit = |digit: u8| char::from(digit).to_digit(16);
-                let (high, low) = (digit(rest.next()?)?, digit(rest.next()?)?);
-                u8::try_from(high << 4 | low).ok()?
-            }
-            byte => byte,
-        });
-    }
-    String::from_utf8(bytes).ok()
+    String::from_utf8(Escape::PERCENT.decode(field)?).ok()
 }
 
 #[cfg(test)]

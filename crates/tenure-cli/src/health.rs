@@ -9,8 +9,8 @@
 //! | `/leader` | 200 only while this process holds or leads |
 
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tenure::election::Leadership;
 
 use crate::guardian::protocol;
+use crate::mutex::Mutex;
 use crate::report;
 
 /// Interval at which the runtime that renews the hold records that it makes progress.
@@ -175,12 +176,12 @@ impl HealthState {
 
     /// Records the current leadership of this process.
     pub(crate) fn set_leadership(&self, leadership: Leadership) {
-        *self.leadership.lock().unwrap_or_else(PoisonError::into_inner) = Some(leadership);
+        *self.leadership.lock() = Some(leadership);
     }
 
     /// True while this process holds or leads.
     fn is_leading(&self) -> bool {
-        let leadership = self.leadership.lock().unwrap_or_else(PoisonError::into_inner);
+        let leadership = self.leadership.lock();
         // By the deadline of the leadership, not by its events: the runtime that handles them may be stuck.
         self.held.load(Ordering::Relaxed) || leadership.as_ref().is_some_and(Leadership::is_held)
     }

@@ -19,6 +19,7 @@ mod health;
 mod hold;
 mod humanize;
 mod keys;
+mod mutex;
 mod notify;
 mod other_kind;
 mod report;

@@ -13,6 +13,8 @@
 
 pub mod acquire;
 pub mod election;
+pub mod escape;
+pub mod hex;
 pub mod jobs;
 pub mod keeper;
 pub mod key;

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::hex;
+
 /// Number that grows with every grant of a key. A protected resource rejects a token smaller than one it has seen.
 ///
 /// It has 128 bits, an epoch and a number, and is compared, printed and parsed as one decimal number. It is public:
@@ -118,12 +120,10 @@ impl LockToken {
 
     /// Digits that [`Display`](fmt::Display) prints.
     pub fn to_hex(self) -> [u8; 32] {
-        const DIGITS: [u8; 16] = *b"0123456789abcdef";
         let mut text = [0; 32];
         let bytes = self.number.to_be_bytes().into_iter().chain(self.secret.to_be_bytes());
         for (digits, byte) in text.chunks_exact_mut(2).zip(bytes) {
-            digits[0] = DIGITS[usize::from(byte >> 4)];
-            digits[1] = DIGITS[usize::from(byte & 15)];
+            digits.copy_from_slice(&hex::pair(byte));
         }
         text
     }

@@ -11,6 +11,7 @@ mod engine;
 #[cfg(feature = "http")]
 pub mod http;
 pub mod journal;
+mod mutex;
 pub mod network;
 #[cfg_attr(
     not(any(

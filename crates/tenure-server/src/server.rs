@@ -5,7 +5,7 @@ use std::fmt;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::ServerConfig;
@@ -13,6 +13,7 @@ use tenure_core::Time;
 use tenure_core::table::Owner;
 
 use crate::engine::{Engine, Hangup};
+use crate::mutex::Mutex;
 use crate::network::{COMMANDS, EVENTS_PER_WAIT, LISTENER, Network, NetworkEvent, SystemNetwork};
 use crate::socket::{Progress, Socket, Sockets};
 
@@ -128,7 +129,7 @@ impl Handle {
     }
 
     fn send(&self, command: ServerCommand) {
-        self.commands.0.lock().unwrap_or_else(PoisonError::into_inner).push(command);
+        self.commands.0.lock().push(command);
         if let Err(error) = (self.wake)() {
             tracing::error!(target: "tenure::server", %error, "cannot_wake");
         }
@@ -318,8 +319,7 @@ impl<N: Network> Server<N> {
     }
 
     fn run_commands(&mut self) {
-        let commands =
-            std::mem::take(&mut *self.commands.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let commands = std::mem::take(&mut *self.commands.0.lock());
         for command in commands {
             // Read for each command, because a call may take long.
             let now = self.network.now();

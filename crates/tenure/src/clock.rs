@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, MutexGuard, Once};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tenure_core::Time;
 
+use crate::mutex::Mutex;
 use crate::process::PerProcess;
 
 /// Monotonic clock with timers. Cloning is cheap.
@@ -251,7 +252,7 @@ impl<A: Alarm> Timers<A> {
     }
 
     fn lock(&self) -> MutexGuard<'_, TimerState<A>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn register(&self, until: Time, id: Option<u64>, waker: &Waker) -> u64 {
@@ -396,12 +397,13 @@ mod system {
 mod system {
     //! A thread that reads the clock at least once per second, because no kernel timer counts suspended time.
 
-    use std::sync::{Arc, Condvar, Mutex, PoisonError};
+    use std::sync::{Arc, Condvar, PoisonError};
     use std::time::Duration;
 
     use tenure_core::Time;
 
     use super::Timers;
+    use crate::mutex::Mutex;
 
     const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -435,7 +437,7 @@ mod system {
 
     impl super::Alarm for SystemAlarm {
         fn set(&mut self, earliest: Time) {
-            let mut known = self.0.earliest.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = self.0.earliest.lock();
             if earliest < *known {
                 *known = earliest;
                 self.0.changed.notify_one();
@@ -459,7 +461,7 @@ mod system {
                 (due, state.waiting.first_key_value().map_or(Time::MAX, |(&(next, _), _)| next))
             };
             super::wake_each(due);
-            let mut earliest = signal.earliest.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut earliest = signal.earliest.lock();
             *earliest = (*earliest).min(next);
             let pause = earliest.since(now()).min(POLL_INTERVAL);
             let waited = signal.changed.wait_timeout(earliest, pause);

@@ -1,7 +1,8 @@
 //! The identity of this process: host, pid and a nonce, so that a restarted process has another identity.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use crate::mutex::Mutex;
 use crate::process::Process;
 use crate::store::Identity;
 use crate::{Error, ErrorKind, Result};
@@ -39,7 +40,7 @@ fn with_process<T>(f: impl FnOnce(&mut Process) -> T) -> Result<T> {
         Err(f) => f,
     };
     let pid = std::process::id();
-    let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut current = CURRENT.lock();
     match &mut *current {
         Some(process) if process.identity().pid == pid => Ok(f(process)),
         // The first call, or the first after a fork. With the nonce of its parent, the copy would repeat claim ids.

@@ -94,6 +94,7 @@ mod identity;
 #[cfg(feature = "jobs")]
 pub mod jobs;
 mod lock_all;
+mod mutex;
 pub mod once;
 mod outage;
 mod pending;

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use tenure_core::acquire::RequestFailure;
@@ -11,6 +11,7 @@ use tenure_core::{Machine as _, Time};
 use tokio::sync::Notify;
 
 use crate::drive::{Either, before, race};
+use crate::mutex::Mutex;
 use crate::telemetry::StoreAway;
 use crate::{Clock, Error, Result};
 
@@ -236,7 +237,7 @@ impl OutageMonitor {
     }
 
     fn state(&self) -> MutexGuard<'_, OutageState> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 }
 

@@ -71,4 +71,12 @@ pub mod pg_lease;
 mod request;
 #[cfg(feature = "server")]
 pub mod server;
+#[cfg(any(
+    all(unix, feature = "file"),
+    feature = "nats",
+    feature = "object",
+    feature = "postgres",
+    feature = "server"
+))]
+pub(crate) mod url_options;
 mod view;

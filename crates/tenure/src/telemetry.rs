@@ -62,7 +62,7 @@ pub(crate) use on::{job_reclaimed, jobs};
 #[cfg(feature = "metrics")]
 mod on {
     use std::collections::{BTreeMap, BTreeSet};
-    use std::sync::{Mutex, MutexGuard, PoisonError};
+    use std::sync::MutexGuard;
 
     use metrics::{
         counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
@@ -71,6 +71,7 @@ mod on {
 
     use super::Duration;
     use crate::Clock;
+    use crate::mutex::Mutex;
 
     /// Maximum number of label values for names of classes, elections and queues.
     const MAX_LABEL_NAMES: usize = 100;
@@ -256,13 +257,13 @@ mod on {
 
     fn waits() -> MutexGuard<'static, Waits> {
         static WAITS: Mutex<Waits> = Mutex::new(BTreeMap::new());
-        WAITS.lock().unwrap_or_else(PoisonError::into_inner)
+        WAITS.lock()
     }
 
     /// Returns the name as a label value, or `other` once there are [`MAX_LABEL_NAMES`] names.
     pub(crate) fn bounded(name: &str) -> String {
         static KNOWN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = KNOWN.lock();
         if known.contains(name) || known.len() < MAX_LABEL_NAMES {
             known.insert(name.to_owned());
             return name.to_owned();
@@ -443,7 +444,6 @@ mod off {
 #[cfg(all(test, feature = "metrics", feature = "jobs"))]
 mod tests {
     use std::collections::BTreeSet;
-    use std::sync::{Mutex, PoisonError};
 
     use metrics::{
         Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit,
@@ -453,6 +453,7 @@ mod tests {
     use super::on::bounded;
     use super::*;
     use crate::MemoryStore;
+    use crate::mutex::Mutex;
 
     #[test]
     fn labels_do_not_grow_for_ever() {
@@ -475,7 +476,7 @@ mod tests {
             let mut labels: Vec<_> = key.labels().map(|label| label.key().to_owned()).collect();
             labels.sort();
             let row = (format!("{kind:?}"), key.name().to_owned(), labels);
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(row);
+            self.0.lock().insert(row);
         }
     }
 

@@ -57,7 +57,7 @@ pub(crate) fn run(arguments: &Acquire) -> Exit {
         let exit = match acquired {
             Ok(text) => super::print(text.as_bytes()),
             Err(error) => {
-                let message = report::chain(&error);
+                let message = error.chain();
                 match error.kind() {
                     ErrorKind::Held | ErrorKind::Timeout | ErrorKind::Contention => {
                         report::print_line(&message);

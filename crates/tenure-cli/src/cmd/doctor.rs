@@ -47,7 +47,7 @@ pub(crate) fn run(arguments: &Doctor) -> Exit {
                 return print_findings(arguments, &name, &[Finding::error("settings", &error)]);
             }
             Err(error) => {
-                report::print_line(&report::chain(&error));
+                report::print_line(&error.chain());
                 return Exit::Failed;
             }
         };

@@ -28,7 +28,7 @@ pub(crate) fn run(arguments: &Break) -> Exit {
         match evict(arguments).await {
             Ok(text) => super::print(text.as_bytes()),
             Err(error) if error.kind() == ErrorKind::NotHeld => {
-                report::print_line(&report::chain(&error));
+                report::print_line(&error.chain());
                 Exit::Held
             }
             Err(error) => super::report_error(&error),

@@ -27,7 +27,7 @@ use crate::health::{HealthState, MetricsArgs};
 use crate::hold::Hold;
 use crate::humanize;
 use crate::notify::ServiceManager;
-use crate::report::{self, Event, Reporter};
+use crate::report::{Event, Reporter};
 use crate::signals::{self, Signals};
 use crate::supervise::HandoffAction;
 
@@ -113,7 +113,7 @@ async fn begin(arguments: &Lead, name: &Key, session: &mut Session) -> Result<Pa
         Ok((election, leader, events))
     };
     let (election, leader, events) = started.await.map_err(|error: tenure::Error| {
-        reporter.error(&report::chain(&error));
+        reporter.error(&error.chain());
         super::exit_for(&error)
     })?;
     session.health.set_ready();
@@ -179,7 +179,7 @@ impl<'a> LeadSession<'a> {
             manager.stopping();
         }
         if let Err(error) = self.election.shutdown(SHUTDOWN_TIMEOUT).await {
-            self.log.reporter.error(&report::chain(&error));
+            self.log.reporter.error(&error.chain());
         }
         self.report_remaining_events().await;
         exit
@@ -219,7 +219,7 @@ impl<'a> LeadSession<'a> {
                 LeadEvent::HandoffRequested => {
                     self.log.reporter.log(&Event::HandoffRequested);
                     if let Err(error) = self.election.step_down(SHUTDOWN_TIMEOUT).await {
-                        self.log.reporter.error(&report::chain(&error));
+                        self.log.reporter.error(&error.chain());
                     }
                 }
             }
@@ -399,7 +399,7 @@ impl EventLog {
                 Event::StateChange { from: change.from.to_string(), to: change.to.to_string() }
             }
             ElectionEvent::Error(error) => {
-                Event::Error { message: report::chain(&**error), health_check: self.leading }
+                Event::Error { message: error.chain(), health_check: self.leading }
             }
             ElectionEvent::Stopped(why) => {
                 // Leaving the election because of the command is a requested stop to the election.

@@ -17,7 +17,7 @@ use crate::args::store::StoreUrl;
 use crate::exit::{self, Exit};
 use crate::hold::Hold;
 use crate::humanize;
-use crate::report::{self, Event, Reporter};
+use crate::report::{Event, Reporter};
 use crate::signals::Signals;
 use crate::supervise::HandoffAction;
 
@@ -67,7 +67,7 @@ async fn begin(arguments: &Once, mut signals: Signals, reporter: &Reporter) -> E
             Exit::Success
         }
         Err(error) => {
-            reporter.error(&report::chain(&error));
+            reporter.error(&error.chain());
             match error.kind() {
                 ErrorKind::Contention => Exit::NotAcquired,
                 _ => Exit::Failed,
@@ -116,7 +116,7 @@ impl Once {
                 } else {
                     "the command was run"
                 };
-                reporter.error(&format!("{}; {consequence}", report::chain(&error)));
+                reporter.error(&format!("{}; {consequence}", error.chain()));
                 if done { Exit::Failed } else { exit }
             }
         }

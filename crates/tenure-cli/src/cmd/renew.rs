@@ -44,7 +44,7 @@ pub(super) fn exit_for_handle(outcome: tenure::Result<()>) -> Exit {
     match outcome {
         Ok(()) => Exit::Success,
         Err(error) if matches!(error.kind(), ErrorKind::NotHeld | ErrorKind::Lost) => {
-            let message = report::chain(&error);
+            let message = error.chain();
             report::print_line(&format!("{message}; check the name and the handle"));
             Exit::Held
         }

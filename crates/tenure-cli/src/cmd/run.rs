@@ -26,7 +26,7 @@ use crate::health::{HealthState, MetricsArgs};
 use crate::hold::{Hold, MAX_LOCKS};
 use crate::humanize;
 use crate::other_kind::OtherKindCheck;
-use crate::report::{self, Event, Reporter};
+use crate::report::{Event, Reporter};
 use crate::signals::{self, Signals};
 use crate::supervise::HandoffAction;
 use crate::waiting;
@@ -224,7 +224,7 @@ impl RunSession<'_> {
                 Ok(guards)
             }
             Ok(Err(error)) => {
-                let reason = report::chain(&error);
+                let reason = error.chain();
                 match super::exit_for(&error) {
                     Exit::NotAcquired if self.arguments.output.has_events() => {
                         self.reporter.event(&Event::AcquireFailed { reason });
@@ -323,13 +323,12 @@ impl RunSession<'_> {
                 exit
             }
             Err(error) if error.kind() == ErrorKind::Lost => {
-                let message =
-                    format!("{}; the command had already ended: {exit}", report::chain(&error));
-                self.report_loss(report::chain(&error), &message);
+                let message = format!("{}; the command had already ended: {exit}", error.chain());
+                self.report_loss(error.chain(), &message);
                 Exit::Lost
             }
             Err(error) => {
-                self.reporter.error(&report::chain(&error));
+                self.reporter.error(&error.chain());
                 exit
             }
         }

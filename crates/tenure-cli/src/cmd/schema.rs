@@ -91,7 +91,7 @@ fn advisory_schema(arguments: &Schema, store: PgAdvisoryStore, sql: &str) -> Exi
         match store.apply_schema().await {
             Ok(()) => Exit::Success,
             Err(error) => {
-                report::print_line(&report::chain(&error));
+                report::print_line(&error.chain());
                 Exit::Failed
             }
         }
@@ -111,7 +111,7 @@ async fn apply(arguments: &Schema, store: PgLeaseStore, tables: &[JobSchema], ur
     match applied.await {
         Ok(()) => Exit::Success,
         Err(error) => {
-            report::print_line(&report::chain(&error));
+            report::print_line(&error.chain());
             Exit::Failed
         }
     }

@@ -131,7 +131,7 @@ pub(super) async fn open_store(
             Ok(client)
         }
         Err(error) => {
-            reporter.error(&report::chain(&error));
+            reporter.error(&error.chain());
             Err(Exit::Failed)
         }
     }

@@ -63,7 +63,7 @@ impl SupervisedCommand<'_> {
         let mut environment = match environment(&self.context, hold) {
             Ok(environment) => environment,
             Err(error) => {
-                reporter.error(&report::chain(&error));
+                reporter.error(&error.chain());
                 return CommandEnd::NotStarted(Exit::Failed);
             }
         };

@@ -86,7 +86,7 @@ async fn run_screen(
             },
             refreshed = refresh => match refreshed {
                 Ok(keys) => screen.update(keys),
-                Err(error) => screen.last_error = Some(report::chain(&error)),
+                Err(error) => screen.last_error = Some(error.chain()),
             },
         }
     }

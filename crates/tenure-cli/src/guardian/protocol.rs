@@ -118,10 +118,7 @@ impl From<std::num::ParseIntError> for InvalidMessage {
 
 /// Time on the clock that counts suspended time, in nanoseconds. All processes of a host read the same clock.
 pub(crate) fn boottime_nanos() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
-    let nanos = u64::try_from(time.tv_nsec).unwrap_or_default();
-    seconds.saturating_mul(1_000_000_000).saturating_add(nanos)
+    tenure::Clock::system().now().as_nanos()
 }
 
 #[cfg(test)]

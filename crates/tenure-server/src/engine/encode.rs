@@ -25,11 +25,3 @@ pub(super) fn version_of(view: Option<&View>) -> u64 {
 pub(super) fn lossy_text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
-
-/// Hexadecimal form of bytes that need not be UTF-8, for JSON.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    const DIGITS: [char; 16] =
-        ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
-    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
-    digits.map(|digit| DIGITS[usize::from(digit)]).collect()
-}

@@ -6,12 +6,12 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tenure_core::table::{ClaimAnswer, KeySpace, Owner, Summary, TableClaim};
 use tenure_core::wire::{ClaimId, ExtensionRequest, Push, Reply};
-use tenure_core::{LockToken, Time};
+use tenure_core::{LockToken, Time, hex};
 
 use super::Engine;
 use super::claims::{Claim, ClaimStage};
 use super::connection::Wake;
-use super::encode::{MAX_LISTED, hex, lossy_text, version_of};
+use super::encode::{MAX_LISTED, lossy_text, version_of};
 use super::history;
 use crate::units::millis;
 
@@ -225,7 +225,7 @@ impl Engine {
         let in_use = keys.iter().filter(|key| key.idle_since.is_none());
         let names: Vec<Box<[u8]>> = in_use.map(|key| (*key.key).into()).collect();
         let continue_after =
-            keys.last().filter(|_| keys.len() == MAX_LISTED).map(|key| hex(&key.key));
+            keys.last().filter(|_| keys.len() == MAX_LISTED).map(|key| hex::encode(&key.key));
         let mut views = Vec::new();
         for name in names {
             let view = self.change(now, |locks| locks.inspect(space, &name, MAX_LISTED, now));

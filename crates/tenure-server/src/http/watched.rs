@@ -4,11 +4,12 @@
 
 use std::fmt::Debug;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::mutex::Mutex;
 use crate::units::millis;
 
 /// Minimum pause between two inspections of a store.
@@ -162,7 +163,7 @@ impl StoreMonitor {
     }
 
     fn cache(&self) -> MutexGuard<'_, ViewCache> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cache.lock()
     }
 }
 

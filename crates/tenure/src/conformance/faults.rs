@@ -1,12 +1,13 @@
 //! Fault injection: a store whose requests fail on command, to test this library or your own code on a bad network.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure_core::{FencingToken, Key};
 
+use crate::mutex::Mutex;
 use crate::store::{
     Answer, Capabilities, Claim, Finding, Grant, Handle, Hold, HoldEvent, KeySpace, KeyState,
     Place, Renewed, Store, Version, Waited,
@@ -111,7 +112,7 @@ impl Faults {
     }
 
     fn plan(&self) -> MutexGuard<'_, FaultPlan> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Fault of a request that begins now; an error if the store is unavailable.

@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::task::{JoinError, JoinHandle};
 
 use super::{AcquireFailed, Event, Leadership, StateChange, StopReason};
 use crate::guard::Lost;
+use crate::mutex::Mutex;
 use crate::{Error, ErrorKind};
 
 /// Return value of a callback: nothing, a `Result<(), E>`, or a future of either.
@@ -140,7 +141,7 @@ impl<A: Clone + Send + 'static> CallbackList<A> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<CallbackFn<A>>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

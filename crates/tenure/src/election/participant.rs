@@ -1,7 +1,7 @@
 //! The participant of an election, as its owner sees it: commands to its task, and the state that the task publishes.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_core::election::{Election as ElectionMachine, ElectionConfig};
@@ -16,6 +16,7 @@ use super::event::because;
 use super::task::{ElectionCall, ElectionTask, ShutdownSignal, Status};
 use super::{ElectionState, Event, Events, Leadership, StopReason};
 use crate::drive::before;
+use crate::mutex::Mutex;
 use crate::{Clock, Error, ErrorKind, Result, identity};
 
 /// A participant of an election. Dropping it shuts it down in the background and releases its hold.
@@ -219,7 +220,7 @@ impl Election {
     }
 
     fn was_started(&self) -> bool {
-        self.not_started.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+        self.not_started.lock().is_none()
     }
 
     /// Spawns the task on the first call.
@@ -228,7 +229,7 @@ impl Election {
             let message = "an election needs a tokio runtime: start it from within one";
             Error::new(ErrorKind::Invalid, message).on(&self.key).because(error)
         })?;
-        let waiting = self.not_started.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let waiting = self.not_started.lock().take();
         if let Some(task) = waiting {
             let callbacks = Arc::clone(&self.callbacks);
             runtime.spawn(task.run(EventDispatcher::start(callbacks, self.events.clone())));

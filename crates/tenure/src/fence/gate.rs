@@ -1,9 +1,10 @@
 //! Fencing gate within a process.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use super::Stale;
 use crate::FencingToken;
+use crate::mutex::Mutex;
 
 /// Admits tokens that are at least as new as the newest it has seen, and refuses older ones.
 ///
@@ -84,7 +85,7 @@ impl Gate {
 
     /// The lock, poisoned or not: a panic in a `write` cannot leave the token half written.
     fn lock(&self) -> MutexGuard<'_, FencingToken> {
-        self.newest.lock().unwrap_or_else(PoisonError::into_inner)
+        self.newest.lock()
     }
 }
 

@@ -1,8 +1,8 @@
 //! The view of a hold: the state that its keeper publishes, and the facts that never change.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tenure_core::election::Term;
@@ -15,7 +15,7 @@ use crate::drive::before;
 #[cfg(unix)]
 use crate::store::KeepOpen;
 use crate::store::Store;
-use crate::{Clock, Error, ErrorKind, Result};
+use crate::{Clock, Error, ErrorKind};
 
 /// Read-only view of a hold: the state that its keeper publishes, compared with the clock. When the keeper has ended,
 /// the lock is not held.
@@ -24,7 +24,7 @@ pub(crate) struct View {
     pub(super) context: Arc<HoldContext>,
     pub(super) state: watch::Receiver<KeeperState>,
     #[cfg(unix)]
-    pub(super) keep_open: Option<Weak<dyn KeepOpen>>,
+    pub(super) keep_open: Option<std::sync::Weak<dyn KeepOpen>>,
 }
 
 impl View {
@@ -125,7 +125,7 @@ impl View {
     }
 
     #[cfg(unix)]
-    pub(crate) fn keep_open(&self) -> Result<Option<std::os::fd::OwnedFd>> {
+    pub(crate) fn keep_open(&self) -> crate::Result<Option<std::os::fd::OwnedFd>> {
         let at = |error: Error| error.on(&self.context.key).at(&self.context.store);
         let Some(keep_open) = &self.keep_open else { return Ok(None) };
         if std::process::id() != self.context.pid {

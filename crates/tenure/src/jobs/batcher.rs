@@ -3,9 +3,10 @@
 //! While enough statements are in flight, new requests wait for the next one, which serves all of them. A single caller
 //! does not wait, and many callers cost little more than one.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use crate::Error;
+use crate::mutex::Mutex;
 
 /// Maximum number of statements of a kind in flight. With fewer, the server idles while we read an answer; with more,
 /// batches are too small.
@@ -53,7 +54,7 @@ impl<T> Batcher<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, BatcherState<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -185,7 +185,7 @@ impl CheckpointShared {
         let (rows, reading) = self.db.grant(&self.sql.claim, &parameters, by).await?;
         Ok(match rows.first() {
             None => CheckpointClaim::Unknown,
-            Some(row) if row.get(1) => match self.guard(row, reading, matrix, chunk) {
+            Some(row) if row.get("granted") => match self.guard(row, reading, matrix, chunk) {
                 Ok(guard) => CheckpointClaim::Granted(guard),
                 Err(name) => {
                     // The deadline of the lease has passed: no worker may start on the chunk. It is released at once.
@@ -194,7 +194,10 @@ impl CheckpointShared {
                     return Err(Error::new(ErrorKind::Unknown, message));
                 }
             },
-            Some(row) => CheckpointClaim::Held { by: row.get(4), until: time(row.get(5)) },
+            Some(row) => CheckpointClaim::Held {
+                by: row.get("locked_by"),
+                until: time(row.get("locked_until")),
+            },
         })
     }
 
@@ -206,7 +209,7 @@ impl CheckpointShared {
         matrix: &str,
         chunk: &str,
     ) -> std::result::Result<CheckpointGuard, RowName> {
-        let (number, epoch): (i64, i64) = (row.get(2), row.get(3));
+        let (number, epoch): (i64, i64) = (row.get("lease_token"), row.get("epoch"));
         let name = RowName { id: matrix.to_owned(), part: chunk.to_owned(), number };
         let rows: Arc<dyn Rows> = Arc::<Self>::clone(self);
         let Some(ticket) = self.holds.admit(name.clone(), reading, rows) else { return Err(name) };
@@ -216,8 +219,8 @@ impl CheckpointShared {
             ticket,
             name,
             token: FencingToken::new(epoch.unsigned_abs(), number.unsigned_abs()),
-            last_synced_at: time(row.get(5)),
-            row_count: row.get(6),
+            last_synced_at: time(row.get("last_synced_at")),
+            row_count: row.get("row_count"),
             table: Arc::clone(self),
         })
     }
@@ -408,7 +411,7 @@ struct CheckpointStatements {
 
 impl CheckpointStatements {
     fn new(table: &Table, id: &str) -> Self {
-        use super::sql::NOW;
+        use crate::store::pg::clock::NOW;
         use crate::store::pg::durable::{DURABLE, durable};
         use crate::store::pg::incarnation::EPOCH;
         let table = table.quoted();
@@ -430,9 +433,10 @@ impl CheckpointStatements {
                  ON CONFLICT (matrix_id, chunk_hash) DO NOTHING \
                  RETURNING {granted} \
              ), won AS (SELECT * FROM taken UNION ALL SELECT * FROM made) \
-             SELECT {NOW}, true, lease_token, {EPOCH}, NULL::text, {synced}, row_count FROM won \
+             SELECT {NOW} AS now, true AS granted, lease_token, {EPOCH} AS epoch, {synced} AS last_synced_at, row_count, \
+                 NULL::text AS locked_by, NULL::int8 AS locked_until FROM won \
              UNION ALL \
-             SELECT {NOW}, false, 0, 0, locked_by, {until}, NULL::int8 FROM {table} AS t \
+             SELECT {NOW}, false, 0, 0, NULL::int8, NULL::int8, locked_by, {until} FROM {table} AS t \
              WHERE {this} AND NOT EXISTS (SELECT FROM won)"
         );
         let heartbeat = format!(
@@ -449,7 +453,8 @@ impl CheckpointStatements {
                      AND t.locked_by = $4 AND t.locked_until > clock_timestamp() \
                  RETURNING a.nth, {DURABLE} \
              ) \
-             SELECT {NOW}, a.nth, r.nth IS NOT NULL, r.nth IS NULL AND k.nth IS NULL AND t.locked_by IS NOT NULL \
+             SELECT {NOW} AS now, a.nth, r.nth IS NOT NULL AS renewed, \
+                 r.nth IS NULL AND k.nth IS NULL AND t.locked_by IS NOT NULL AS passed_over \
              FROM asked AS a LEFT JOIN renewed AS r ON r.nth = a.nth LEFT JOIN locked AS k ON k.nth = a.nth \
                   LEFT JOIN {table} AS t ON t.matrix_id = a.matrix AND t.chunk_hash = a.chunk \
                       AND t.lease_token = a.token AND t.locked_by = $4"
@@ -459,7 +464,7 @@ impl CheckpointStatements {
             "UPDATE {table} AS t SET locked_until = NULL, locked_by = NULL, \
                  last_synced_at = CASE WHEN $5 THEN clock_timestamp() ELSE t.last_synced_at END, \
                  row_count = CASE WHEN $5 THEN $6::int8 ELSE t.row_count END \
-             WHERE {this} AND t.lease_token = $3 AND t.locked_by = $4 RETURNING {NOW}"
+             WHERE {this} AND t.lease_token = $3 AND t.locked_by = $4 RETURNING {NOW} AS now"
         );
         Self { claim, heartbeat, end: durable(&end) }
     }

@@ -130,17 +130,17 @@ impl QueueShared {
 
     /// Starts to renew a claimed row; `None` if the deadline of its lease has passed already.
     fn admit(self: &Arc<Self>, row: &Row, reading: Reading) -> Option<ClaimedJob> {
-        let (id, number): (String, i64) = (row.get(1), row.get(2));
+        let (id, number): (String, i64) = (row.get("id"), row.get("lease_token"));
         let count = |n: i32| u32::try_from(n).unwrap_or_default();
         let name = RowName { id: id.clone(), part: String::new(), number };
         let rows: Arc<dyn Rows> = Arc::<Self>::clone(self);
         let ticket = self.holds.admit(name, reading, rows)?;
-        let (epoch, low) = (row.get::<_, i64>(8).unsigned_abs(), number.unsigned_abs());
+        let (epoch, low) = (row.get::<_, i64>("epoch").unsigned_abs(), number.unsigned_abs());
         let data = JobData {
             id,
-            payload: row.get::<_, Option<String>>(7).unwrap_or_else(|| "null".to_owned()),
-            attempt: count(row.get(3)),
-            max_attempts: row.get::<_, Option<i32>>(4).map(count),
+            payload: row.get::<_, Option<String>>("payload").unwrap_or_else(|| "null".to_owned()),
+            attempt: count(row.get("attempts")),
+            max_attempts: row.get::<_, Option<i32>>("max_attempts").map(count),
             number,
             token: FencingToken::new(epoch, low),
             clock: self.db.clock.clone(),
@@ -162,7 +162,7 @@ impl QueueShared {
         if !rows.is_empty() {
             // In the order of ids, as in `complete_named`.
             let mut names: Vec<(&str, i64)> =
-                rows.iter().map(|row| (row.get(1), row.get(2))).collect();
+                rows.iter().map(|row| (row.get("id"), row.get("lease_token"))).collect();
             names.sort_unstable();
             let (ids, numbers): (Vec<&str>, Vec<i64>) = names.into_iter().unzip();
             let parameters: [(&(dyn ToSql + Sync), Type); 3] = [
@@ -180,5 +180,5 @@ impl QueueShared {
 
 /// Position of a claimed row in the order of claims.
 fn place(row: &Row) -> JobOrder<String> {
-    JobOrder { priority: row.get(5), created_at: row.get(6), id: row.get(1) }
+    JobOrder { priority: row.get("priority"), created_at: row.get("created_at"), id: row.get("id") }
 }

@@ -65,6 +65,6 @@ impl QueueShared {
         let parameters: [Parameter<'_>; 3] =
             [(&ids, Type::TEXT_ARRAY), (&numbers, Type::INT8_ARRAY), (&self.db.worker, Type::TEXT)];
         let (rows, _) = self.db.ask(&self.sql.complete_many, &parameters, by).await?;
-        Ok(rows.iter().map(|row| row.get(1)).collect())
+        Ok(rows.iter().map(|row| row.get("id")).collect())
     }
 }

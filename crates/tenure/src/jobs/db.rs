@@ -14,7 +14,8 @@ use tokio_postgres::types::Type;
 use super::options::{
     DEFAULT_CHECKPOINTS_TABLE, DEFAULT_JOBS_TABLE, MIN_LEASE, Options, REQUEST_TIMEOUT,
 };
-use crate::store::pg::clock::{DbClock, Reading};
+use crate::store::pg::access::TableAccess;
+use crate::store::pg::clock::{DbClock, NOW, Reading};
 use crate::store::pg::connect::Parameter;
 use crate::store::pg::failure;
 use crate::store::pg::incarnation::{self, FoundIncarnation, Incarnation};
@@ -130,23 +131,21 @@ impl JobDb {
     ) -> Result<()> {
         let sent = self.clock.now();
         let name = self.table.quoted();
-        let greeting = format!("{GREETING}, {}", incarnation::query_columns("$1"));
-        let rows = connection.query(&greeting, &[(&name, Type::TEXT)], by).await?;
+        let rows = connection.query(&greeting(), &[(&name, Type::TEXT)], by).await?;
         let Some(row) = rows.first() else {
             return Err(Error::new(ErrorKind::Unavailable, "the server sent no answer"));
         };
-        if row.get(1) {
+        if row.get("is_standby") {
             return Err(failure::standby(self.settled.load(Ordering::Relaxed)));
         }
         let shape = self.column_types(row)?;
-        self.incarnation.note(FoundIncarnation::read(row, 6));
+        self.incarnation.note(FoundIncarnation::read(row));
         let direct = match self.prepare {
             Some(prepare) => prepare,
-            None => self.is_direct(row.get(4), row.get(5)).await,
+            None => self.is_direct(row.get("address"), row.get("port")).await,
         };
         connection.allow_plans(direct);
-        let reading = Reading { sent, replied: self.clock.now(), db: row.get(0) };
-        self.db_clock.note(reading);
+        self.db_clock.note(Reading::of(&rows, sent, self.clock.now())?);
         self.settled.store(true, Ordering::Relaxed);
         // Another connection may have set the same value first.
         let _ = self.shape.set(shape);
@@ -164,7 +163,7 @@ impl JobDb {
             name => format!(" --queue {name}"),
         };
         let (names, kinds): (Option<Vec<String>>, Option<Vec<String>>) =
-            (greeting.get(2), greeting.get(3));
+            (greeting.get("column_names"), greeting.get("column_types"));
         let (Some(names), Some(kinds)) = (names, kinds) else {
             let message = format!("there is no table {table}: run `tenure schema{option} --apply`");
             return Err(Error::new(ErrorKind::Misconfigured, message));
@@ -222,7 +221,7 @@ impl JobDb {
         true
     }
 
-    /// Sends one request. The first column of every answer is the database's clock.
+    /// Sends one request. Every answer has the column `now`, the database's clock.
     pub(super) async fn ask(
         &self,
         sql: &str,
@@ -230,7 +229,7 @@ impl JobDb {
         by: Time,
     ) -> Result<(Vec<Row>, Reading)> {
         let mut connection = self.connection(by).await?;
-        self.ask_on(&mut connection, sql, parameters, by).await
+        self.access().ask(&mut connection, sql, parameters, by).await
     }
 
     /// Sends one request that claims: fills in the epoch, and retries if the server was restarted meanwhile.
@@ -241,39 +240,12 @@ impl JobDb {
         by: Time,
     ) -> Result<(Vec<Row>, Reading)> {
         let mut connection = self.connection(by).await?;
-        let mut failures = 0;
-        loop {
-            self.incarnation.ensure_epoch(&mut connection, by).await?;
-            let sql = self.incarnation.fill(sql);
-            match self.ask_on(&mut connection, &sql, parameters, by).await {
-                Err(error) => {
-                    self.incarnation
-                        .recover(error, failures, &self.table, &mut connection, by)
-                        .await?;
-                }
-                answered => return answered,
-            }
-            failures += 1;
-        }
+        self.access().grant(&mut connection, sql, parameters, by).await
     }
 
-    async fn ask_on(
-        &self,
-        connection: &mut PooledConnection<'_>,
-        sql: &str,
-        parameters: &[Parameter<'_>],
-        by: Time,
-    ) -> Result<(Vec<Row>, Reading)> {
-        let sent = self.clock.now();
-        let rows = connection.query_again(sql, parameters, by).await?;
-        let db = rows.first().map_or(0, |row| row.get(0));
-        let reading = Reading { sent, replied: self.clock.now(), db };
-        if !rows.is_empty()
-            && let Some(jump) = self.db_clock.note(reading)
-        {
-            tracing::warn!(name: "tenure.clock_jump", store = %self, jump_ms = jump / 1_000);
-        }
-        Ok((rows, reading))
+    fn access(&self) -> TableAccess<'_> {
+        let Self { table, clock, db_clock, incarnation, .. } = self;
+        TableAccess { table, clock, db_clock, incarnation, user: self }
     }
 
     /// Deadline of a request that has no timeout of its own, from now.
@@ -282,14 +254,19 @@ impl JobDb {
     }
 }
 
-/// First query on every new connection. The columns of the table are null if there is no such table.
-const GREETING: &str = "\
-SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8, pg_is_in_recovery(), \
-       (SELECT array_agg(attname::text ORDER BY attnum) FROM pg_attribute \
-        WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped), \
-       (SELECT array_agg(format_type(atttypid, NULL) ORDER BY attnum) FROM pg_attribute \
-        WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped), \
-       host(inet_server_addr()), coalesce(inet_server_port(), current_setting('port')::int4)";
+/// SQL of the first query on every new connection: `$1` is the table. Its columns are null if there is no such table.
+fn greeting() -> String {
+    format!(
+        "SELECT {NOW} AS now, pg_is_in_recovery() AS is_standby, \
+                (SELECT array_agg(attname::text ORDER BY attnum) FROM pg_attribute \
+                 WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped) AS column_names, \
+                (SELECT array_agg(format_type(atttypid, NULL) ORDER BY attnum) FROM pg_attribute \
+                 WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped) AS column_types, \
+                host(inet_server_addr()) AS address, \
+                coalesce(inet_server_port(), current_setting('port')::int4) AS port, {}",
+        incarnation::query_columns("$1")
+    )
+}
 
 /// Builds the lease from the options.
 fn lease(options: &Options) -> Result<Lease> {

@@ -31,9 +31,9 @@ impl QueueShared {
         let mut new: HashMap<String, String> = HashMap::new();
         let mut unnamed = Vec::new();
         for row in &rows {
-            match row.get::<_, Option<String>>(2) {
-                Some(key) => drop(new.insert(key, row.get(1))),
-                None => unnamed.push(row.get(1)),
+            match row.get::<_, Option<String>>("unique_key") {
+                Some(key) => drop(new.insert(key, row.get("id"))),
+                None => unnamed.push(row.get("id")),
             }
         }
         let known = self.existing(jobs, &new).await?;
@@ -64,6 +64,6 @@ impl QueueShared {
         }
         let parameters: [(&(dyn ToSql + Sync), Type); 1] = [(&named, Type::TEXT_ARRAY)];
         let (rows, _) = self.db.ask(&self.sql.existing, &parameters, self.db.by()).await?;
-        Ok(rows.iter().map(|row| (row.get(2), row.get(1))).collect())
+        Ok(rows.iter().map(|row| (row.get("unique_key"), row.get("id"))).collect())
     }
 }

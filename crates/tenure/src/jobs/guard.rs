@@ -115,7 +115,7 @@ impl JobGuard {
     /// The job is updated even if the future is dropped.
     pub async fn retry_in(self, delay: Duration, why: impl Into<String>) -> Result<bool> {
         let row = self.apply_update(JobUpdate::Retry { why: why.into(), delay }).await?;
-        Ok(row.is_none_or(|row| !row.get::<_, bool>(1)))
+        Ok(row.is_none_or(|row| !row.get::<_, bool>("failed")))
     }
 
     /// Releases the job as if it had not been claimed: the attempt does not count.
@@ -274,8 +274,8 @@ impl JobGuard {
         let parameters: [Parameter<'_>; 2] = [(&id, Type::TEXT), (&number, Type::INT8)];
         let (rows, _) = db.ask(&sql.settled, &parameters, by).await?;
         let Some(row) = rows.first() else { return Ok(false) };
-        let (completed, failed): (bool, bool) = (row.get(1), row.get(2));
-        let released = row.get::<_, Option<String>>(3).is_none_or(|by| by != db.worker);
+        let (completed, failed): (bool, bool) = (row.get("completed"), row.get("failed"));
+        let released = row.get::<_, Option<String>>("locked_by").is_none_or(|by| by != db.worker);
         Ok(match update {
             JobUpdate::Complete => completed,
             JobUpdate::Fail { .. } => failed,

@@ -316,36 +316,36 @@ pub struct JobRow {
 impl JobRow {
     /// Reads the columns that the statements `show` and `list` select.
     pub(super) fn read(row: &Row) -> Self {
-        let (now, locked_by): (i64, Option<String>) = (row.get(0), row.get(8));
-        let ahead: bool = row.get(16);
+        let (now, locked_by): (i64, Option<String>) = (row.get("now"), row.get("locked_by"));
+        let ahead: bool = row.get("lock_is_ahead");
         // `locked_until` may be infinite, and is then not selected as a number. So the comparison that the database
         // made decides, and the number only says how far away the end is.
-        let until: Option<i64> = row.get(7);
+        let until: Option<i64> = row.get("locked_until");
         let locked_until = if ahead { Some(i64::MAX) } else { until.map(|until| until.min(now)) };
         let columns = JobColumns {
-            completed: row.get(14),
-            failed: row.get(15),
+            completed: row.get("completed"),
+            failed: row.get("failed"),
             locked_until,
             locked_by: locked_by.as_deref(),
         };
         Self {
-            id: row.get(1),
+            id: row.get("id"),
             state: JobState::of(&columns, now),
-            priority: row.get(2),
-            created_at: time(row.get(3)),
-            completed_at: time(row.get(4)),
-            failed_at: time(row.get(5)),
-            error: row.get(6),
+            priority: row.get("priority"),
+            created_at: time(row.get("created_at")),
+            completed_at: time(row.get("completed_at")),
+            failed_at: time(row.get("failed_at")),
+            error: row.get("error_message"),
             locked_until: time(until),
             left: until.map(|until| {
                 Duration::from_micros(u64::try_from(until.saturating_sub(now)).unwrap_or_default())
             }),
             locked_by,
-            payload: row.get(9),
-            attempts: row.get(10),
-            max_attempts: row.get(11),
-            lease_token: row.get(12),
-            unique_key: row.get(13),
+            payload: row.get("payload"),
+            attempts: row.get("attempts"),
+            max_attempts: row.get("max_attempts"),
+            lease_token: row.get("lease_token"),
+            unique_key: row.get("unique_key"),
         }
     }
 }

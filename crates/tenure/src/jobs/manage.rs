@@ -65,7 +65,9 @@ impl Queue {
     /// Dropping the future changes nothing.
     pub async fn counts(&self) -> Result<BTreeMap<String, u64>> {
         let rows = self.request(&self.0.sql.counts, &[]).await?;
-        let count = |row: &tokio_postgres::Row| (row.get(1), row.get::<_, i64>(2).unsigned_abs());
+        let count = |row: &tokio_postgres::Row| {
+            (row.get("state"), row.get::<_, i64>("jobs").unsigned_abs())
+        };
         Ok(rows.iter().map(count).collect())
     }
 
@@ -81,7 +83,7 @@ impl Queue {
     /// Dropping the future changes nothing.
     pub async fn has_pending(&self) -> Result<bool> {
         let rows = self.request(&self.0.sql.pending, &[]).await?;
-        Ok(rows.first().is_some_and(|row| row.get(1)))
+        Ok(rows.first().is_some_and(|row| row.get("pending")))
     }
 
     /// Makes a failed or delayed job available at once, with all its attempts.

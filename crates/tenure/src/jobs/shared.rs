@@ -1,7 +1,7 @@
 //! State that the clones of a queue, its guards and its tasks share.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -18,6 +18,7 @@ use super::notifications::JobNotifications;
 use super::options::Options;
 use super::schema;
 use super::sql::JobStatements;
+use crate::mutex::Mutex;
 use crate::outage::{OutageCallbacks, OutageMonitor};
 use crate::store::pg::clock::{Reading, micros};
 use crate::store::pg::renewer::{RenewalStatement, outcomes};
@@ -110,7 +111,7 @@ impl QueueShared {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, QueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Makes the next claim scan from the top.

@@ -20,12 +20,11 @@ use tenure_core::jobs::DELAYED_HOLDER;
 use super::db::invalid;
 use super::schema;
 use crate::Result;
+use crate::store::pg::clock::NOW;
 use crate::store::pg::durable::{DURABLE, durable};
 use crate::store::pg::incarnation::EPOCH;
 use crate::store::pg::table::Table;
 
-/// SQL of the database's clock, in microseconds since 1970.
-pub(super) const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
 /// Condition of an open job: neither completed nor failed.
 const OPEN: &str = "t.completed_at IS NULL AND t.failed_at IS NULL";
 
@@ -67,7 +66,7 @@ impl JobStatements {
         Self {
             enqueue: enqueue(&table, payload, &channel),
             existing: format!(
-                "SELECT {NOW}, t.id::text, t.unique_key FROM {table} AS t \
+                "SELECT {NOW} AS now, t.id::text AS id, t.unique_key FROM {table} AS t \
                  WHERE t.unique_key = ANY ($1::text[]) AND {OPEN}"
             ),
             claim: claim(&table, ""),
@@ -87,7 +86,7 @@ impl JobStatements {
             release: durable(&releasing(&table, id)),
             sweep: sweep(&table, &channel),
             settled: format!(
-                "SELECT {NOW}, t.completed_at IS NOT NULL, t.failed_at IS NOT NULL, t.locked_by \
+                "SELECT {NOW} AS now, t.completed_at IS NOT NULL AS completed, t.failed_at IS NOT NULL AS failed, t.locked_by \
                  FROM {table} AS t WHERE t.id = $1::text::{id} AND t.lease_token = $2"
             ),
             show: format!("SELECT {} FROM {table} AS t WHERE t.id = $1::text::{id}", row_columns()),
@@ -100,18 +99,19 @@ impl JobStatements {
             remove: format!(
                 "DELETE FROM {table} AS t WHERE t.id = $1::text::{id} \
                  AND NOT ({OPEN} AND coalesce(t.locked_by <> '{DELAYED_HOLDER}' AND t.locked_until > clock_timestamp(), false)) \
-                 RETURNING {NOW}, {DURABLE}"
+                 RETURNING {NOW} AS now, {DURABLE}"
             ),
             unanswered: format!(
-                "SELECT {NOW}, t.id::text, t.lease_token FROM {table} AS t \
+                "SELECT {NOW} AS now, t.id::text AS id, t.lease_token FROM {table} AS t \
                  WHERE {OPEN} AND t.locked_by = $1 AND t.id::text <> ALL ($2::text[])"
             ),
             clean_up: clean_up(&table, id),
             pending: format!(
-                "SELECT {NOW}, EXISTS (SELECT FROM {table} AS t WHERE {OPEN} AND t.locked_by IS NULL) \
-                     OR EXISTS (SELECT FROM {table} AS t WHERE {OPEN} AND t.locked_by = '{DELAYED_HOLDER}' AND t.attempts > 0)"
+                "SELECT {NOW} AS now, EXISTS (SELECT FROM {table} AS t WHERE {OPEN} AND t.locked_by IS NULL) \
+                     OR EXISTS (SELECT FROM {table} AS t WHERE {OPEN} AND t.locked_by = '{DELAYED_HOLDER}' AND t.attempts > 0) \
+                     AS pending"
             ),
-            notify: format!("SELECT {NOW}, pg_notify('{channel}', $1)"),
+            notify: format!("SELECT {NOW} AS now, pg_notify('{channel}', $1)"),
         }
     }
 }
@@ -148,7 +148,7 @@ pub fn fail(table: &str, id: &str) -> Result<String> {
 }
 
 /// SQL that retries a job: `$4` is the reason, `$5` the delay in microseconds (`bigint`). If the attempts are used up,
-/// the job is marked as failed instead; the second column of the answer is then true.
+/// the job is marked as failed instead; the column `failed` of the answer is then true.
 ///
 /// # Errors
 ///
@@ -180,7 +180,7 @@ fn completing(table: &str, id: &str) -> String {
     format!(
         "UPDATE {table} AS t SET completed_at = clock_timestamp(), error_message = NULL, locked_until = NULL, \
              locked_by = NULL \
-         WHERE {ours} RETURNING {NOW}"
+         WHERE {ours} RETURNING {NOW} AS now"
     )
 }
 
@@ -191,7 +191,7 @@ fn complete_many(table: &str, id: &str) -> String {
              locked_by = NULL \
          FROM unnest($1::text[]::{id}[], $2::int8[]) AS a (id, token) \
          WHERE t.id = a.id AND t.lease_token = a.token AND (t.locked_by = $3 OR t.locked_by IS NULL) AND {OPEN} \
-         RETURNING {NOW}, t.id::text"
+         RETURNING {NOW} AS now, t.id::text AS id"
     )
 }
 
@@ -200,7 +200,7 @@ fn failing(table: &str, id: &str) -> String {
     format!(
         "UPDATE {table} AS t SET failed_at = clock_timestamp(), error_message = $4, locked_until = NULL, \
              locked_by = NULL \
-         WHERE {ours} RETURNING {NOW}"
+         WHERE {ours} RETURNING {NOW} AS now"
     )
 }
 
@@ -213,7 +213,7 @@ fn retrying(table: &str, id: &str) -> String {
              locked_until = CASE WHEN {over} OR $5::int8 <= 0 THEN NULL \
                             ELSE clock_timestamp() + $5::int8 * interval '1 microsecond' END, \
              locked_by = CASE WHEN {over} OR $5::int8 <= 0 THEN NULL ELSE '{DELAYED_HOLDER}' END \
-         WHERE {ours} RETURNING {NOW}, t.failed_at IS NOT NULL"
+         WHERE {ours} RETURNING {NOW} AS now, t.failed_at IS NOT NULL AS failed"
     )
 }
 
@@ -221,7 +221,7 @@ fn releasing(table: &str, id: &str) -> String {
     let ours = held_by_us(id);
     format!(
         "UPDATE {table} AS t SET locked_until = NULL, locked_by = NULL, attempts = greatest(t.attempts - 1, 0) \
-         WHERE {ours} RETURNING {NOW}"
+         WHERE {ours} RETURNING {NOW} AS now"
     )
 }
 
@@ -233,7 +233,7 @@ fn clean_up(table: &str, id: &str) -> String {
     format!(
         "UPDATE {table} AS t SET locked_until = NULL, locked_by = NULL, attempts = greatest(t.attempts - 1, 0) \
          FROM unnest($1::text[]::{id}[], $2::int8[]) AS a (id, token) \
-         WHERE t.id = a.id AND t.lease_token = a.token AND t.locked_by = $3 AND {OPEN} RETURNING {NOW}"
+         WHERE t.id = a.id AND t.lease_token = a.token AND t.locked_by = $3 AND {OPEN} RETURNING {NOW} AS now"
     )
 }
 
@@ -254,7 +254,8 @@ fn enqueue(table: &str, payload: &str, channel: &str) -> String {
                  WHERE completed_at IS NULL AND failed_at IS NULL AND unique_key IS NOT NULL DO NOTHING \
              RETURNING t.id, t.unique_key, {DURABLE} \
          ) \
-         SELECT {NOW}, m.id::text, m.unique_key, (SELECT pg_notify('{channel}', '')::text WHERE $6) FROM made AS m"
+         SELECT {NOW} AS now, m.id::text AS id, m.unique_key, (SELECT pg_notify('{channel}', '')::text WHERE $6) \
+         FROM made AS m"
     )
 }
 
@@ -278,8 +279,9 @@ fn claim(table: &str, from: &str) -> String {
              ORDER BY t.priority DESC, t.created_at, t.id \
              FOR UPDATE SKIP LOCKED LIMIT $3::int8)) AS f (part oid, place tid) \
          WHERE t.ctid = f.place AND t.tableoid = f.part \
-         RETURNING {NOW}, t.id::text, t.lease_token, t.attempts, t.max_attempts, t.priority::int8, \
-             (extract(epoch FROM t.created_at) * 1000000)::int8, t.payload::text, {EPOCH}, {DURABLE}"
+         RETURNING {NOW} AS now, t.id::text AS id, t.lease_token, t.attempts, t.max_attempts, \
+             t.priority::int8 AS priority, (extract(epoch FROM t.created_at) * 1000000)::int8 AS created_at, \
+             t.payload::text AS payload, {EPOCH} AS epoch, {DURABLE}"
     )
 }
 
@@ -299,8 +301,8 @@ fn heartbeat(table: &str, id: &str) -> String {
                  AND t.locked_until > clock_timestamp() \
              RETURNING a.nth, {DURABLE} \
          ) \
-         SELECT {NOW}, a.nth, r.nth IS NOT NULL, \
-                r.nth IS NULL AND k.id IS NULL AND t.id IS NOT NULL \
+         SELECT {NOW} AS now, a.nth, r.nth IS NOT NULL AS renewed, \
+                r.nth IS NULL AND k.id IS NULL AND t.id IS NOT NULL AS passed_over \
          FROM asked AS a LEFT JOIN renewed AS r ON r.nth = a.nth LEFT JOIN locked AS k ON k.id = a.id \
               LEFT JOIN {table} AS t ON t.id = a.id AND t.lease_token = a.token AND t.locked_by = $3 AND {OPEN}"
     )
@@ -329,10 +331,10 @@ frozen or cut off', t.attempts, t.locked_by) ELSE t.error_message END \
                  count(*) FILTER (WHERE s.had) AS had \
              FROM swept AS s \
          ) \
-         SELECT {NOW}, s.freed, s.failed, s.had, \
+         SELECT {NOW} AS now, s.freed, s.failed, s.had, \
              (SELECT (extract(epoch FROM min(t.locked_until)) * 1000000)::int8 FROM {table} AS t \
               WHERE {OPEN} AND t.locked_by IS NOT NULL AND t.locked_until > clock_timestamp() \
-                  AND isfinite(t.locked_until)), \
+                  AND isfinite(t.locked_until)) AS next_end, \
              CASE WHEN s.freed > 0 THEN pg_notify('{channel}', '')::text END \
          FROM told AS s"
     )
@@ -342,13 +344,14 @@ frozen or cut off', t.attempts, t.locked_by) ELSE t.error_message END \
 fn row_columns() -> String {
     let time = |column: &str| {
         format!(
-            "(extract(epoch FROM CASE WHEN isfinite(t.{column}) THEN t.{column} END) * 1000000)::int8"
+            "(extract(epoch FROM CASE WHEN isfinite(t.{column}) THEN t.{column} END) * 1000000)::int8 AS {column}"
         )
     };
     format!(
-        "{NOW}, t.id::text, t.priority::int8, {}, {}, {}, t.error_message, {}, t.locked_by, t.payload::text, \
-         t.attempts, t.max_attempts, t.lease_token, t.unique_key, t.completed_at IS NOT NULL, t.failed_at IS NOT NULL, \
-         t.locked_until IS NOT NULL AND t.locked_until > clock_timestamp()",
+        "{NOW} AS now, t.id::text AS id, t.priority::int8 AS priority, {}, {}, {}, t.error_message, {}, t.locked_by, \
+         t.payload::text AS payload, t.attempts, t.max_attempts, t.lease_token, t.unique_key, \
+         t.completed_at IS NOT NULL AS completed, t.failed_at IS NOT NULL AS failed, \
+         t.locked_until IS NOT NULL AND t.locked_until > clock_timestamp() AS lock_is_ahead",
         time("created_at"),
         time("completed_at"),
         time("failed_at"),
@@ -378,7 +381,7 @@ fn list(table: &str, id: &str) -> String {
 
 fn counts(table: &str) -> String {
     let state = state();
-    format!("SELECT {NOW}, {state}, count(*) FROM {table} AS t GROUP BY 2")
+    format!("SELECT {NOW} AS now, {state} AS state, count(*) AS jobs FROM {table} AS t GROUP BY 2")
 }
 
 /// Lists at most `$1` jobs that a worker holds, or held until the lease expired.
@@ -407,7 +410,7 @@ fn requeue(table: &str, id: &str, channel: &str) -> String {
                  AND (t.failed_at IS NOT NULL OR t.locked_by = '{DELAYED_HOLDER}') \
              RETURNING t.id, {DURABLE} \
          ) \
-         SELECT {NOW}, pg_notify('{channel}', '')::text FROM freed"
+         SELECT {NOW} AS now, pg_notify('{channel}', '')::text FROM freed"
     )
 }
 
@@ -417,6 +420,6 @@ fn cancel(table: &str, id: &str) -> String {
     format!(
         "UPDATE {table} AS t SET failed_at = clock_timestamp(), error_message = $2, locked_until = NULL, \
              locked_by = NULL, lease_token = t.lease_token + 1 \
-         WHERE t.id = $1::text::{id} AND {OPEN} RETURNING {NOW}"
+         WHERE t.id = $1::text::{id} AND {OPEN} RETURNING {NOW} AS now"
     )
 }

@@ -49,8 +49,8 @@ impl QueueShared {
             let parameters: [Parameter<'_>; 1] = [(&MAX_SWEEP_ROWS, Type::INT8)];
             let (rows, reading) = self.db.ask(&self.sql.sweep, &parameters, self.db.by()).await?;
             let Some(row) = rows.first() else { return Ok(all) };
-            let count = |at: usize| row.get::<_, i64>(at).unsigned_abs();
-            let (freed, failed, reclaimed) = (count(1), count(2), count(3));
+            let count = |column: &str| row.get::<_, i64>(column).unsigned_abs();
+            let (freed, failed, reclaimed) = (count("freed"), count("failed"), count("had"));
             all.freed += freed;
             all.failed += failed;
             all.reclaimed += reclaimed;
@@ -61,7 +61,7 @@ impl QueueShared {
                 self.restart_scan();
             }
             if freed + failed < MAX_SWEEP_ROWS.unsigned_abs() {
-                self.sweep_next(row.get(4), reading);
+                self.sweep_next(row.get("next_end"), reading);
                 return Ok(all);
             }
         }

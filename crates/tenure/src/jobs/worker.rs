@@ -3,8 +3,8 @@
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tenure_core::Random;
@@ -16,6 +16,7 @@ use super::listener::JobListener;
 use super::options::Options;
 use super::{Job, JobGuard, Queue};
 use crate::drive::{Either, race};
+use crate::mutex::Mutex;
 use crate::{Error, ErrorKind, Result, identity};
 
 /// Shortest and longest pause of a worker after a failed claim; the pause doubles with each failure.
@@ -464,7 +465,7 @@ fn outcome_or_error(recorded: Result<()>, outcome: JobOutcome) -> JobOutcome {
 /// Pause before the next attempt.
 fn backoff(options: &Options, attempt: u32) -> Duration {
     static RANDOM: Mutex<Option<Random>> = Mutex::new(None);
-    let mut random = RANDOM.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut random = RANDOM.lock();
     let random =
         random.get_or_insert_with(|| Random::new(identity::random().map_or(1, u64::from_be_bytes)));
     let mut strategy = options.backoff;

@@ -15,7 +15,7 @@ mod state;
 use std::collections::HashMap;
 use std::fmt;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -28,6 +28,7 @@ use super::{
     Answer, Capabilities, Claim, Handle, Handoff, Hold, KeySpace, KeyState, Liveness, QueueKind,
     Store, Version,
 };
+use crate::mutex::Mutex;
 use crate::{Clock, Error, ErrorKind, Result, identity};
 
 /// Locks within this process. Clones are the same store.
@@ -70,7 +71,7 @@ impl MemoryStore {
         static NAMED: OnceLock<Mutex<HashMap<String, Weak<MemoryShared>>>> = OnceLock::new();
         let name = identity::checked_text("name of a memory store", name)?;
         let named = NAMED.get_or_init(Mutex::default);
-        let mut named = named.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut named = named.lock();
         if let Some(shared) = named.get(&name).and_then(Weak::upgrade) {
             return Ok(Self(shared));
         }

@@ -1,5 +1,6 @@
 //! Shared parts of the stores on PostgreSQL: settings, connections, clock, schema, and the meaning of errors.
 
+pub(crate) mod access;
 pub(crate) mod clock;
 pub(crate) mod connect;
 pub(crate) mod dial;

@@ -6,7 +6,7 @@ use tenure::{Client, Error};
 use tenure_server::http::{HolderView, InspectFuture, JobView, NameView, StoreView, WatchedStore};
 use tokio::sync::OnceCell;
 
-use crate::{humanize, keys, report};
+use crate::{humanize, keys};
 
 /// Maximum number of names of a store that are shown, and of running and of failed jobs.
 const MAX_NAMES: usize = 200;
@@ -14,7 +14,7 @@ const MAX_JOBS: usize = 20;
 
 /// Parses a URL of `--watch`. Errors contain no secrets.
 pub(super) fn parse_watch_url(url: &str) -> Result<Box<dyn WatchedStore>, String> {
-    let refused = |error: Error| format!("--watch: {}", report::chain(&error));
+    let refused = |error: Error| format!("--watch: {}", error.chain());
     let (scheme, _) = url.split_once(':').unwrap_or((url, ""));
     let (base, queue) = split_queue(url);
     if let (Some(queue), "postgres" | "postgresql") = (&queue, scheme) {
@@ -115,7 +115,7 @@ impl WatchedStore for WatchedLocks {
     }
 
     fn inspect(&self) -> InspectFuture<'_> {
-        Box::pin(async move { self.snapshot().await.map_err(|error| report::chain(&error)) })
+        Box::pin(async move { self.snapshot().await.map_err(|error| error.chain()) })
     }
 }
 
@@ -125,7 +125,7 @@ impl WatchedStore for WatchedQueue {
     }
 
     fn inspect(&self) -> InspectFuture<'_> {
-        Box::pin(async move { self.snapshot().await.map_err(|error| report::chain(&error)) })
+        Box::pin(async move { self.snapshot().await.map_err(|error| error.chain()) })
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io::{self, PipeReader, PipeWriter, Read as _, Write as _};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tenure::jobs::{Failure, Job, Queue};
@@ -12,6 +12,7 @@ use super::running_jobs::RunningJobs;
 use crate::child::{Child, Streams};
 use crate::cmd::supervised_command::report_start_error;
 use crate::hold::Hold;
+use crate::mutex::Mutex;
 use crate::report::{Event, Reporter};
 use crate::supervise::{ChildOutcome, HandoffAction, Supervisor};
 use crate::terminal::Terminal;
@@ -130,7 +131,7 @@ fn capture_stderr(mut pipe: PipeReader, reporter: Arc<Reporter>) -> StderrTail {
             reporter.clear_progress();
             // A closed stderr of ours must not stop the command.
             let _ = io::stderr().write_all(read);
-            let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut tail = tail.lock();
             tail.extend_from_slice(read);
             let surplus = tail.len().saturating_sub(STDERR_TAIL_BYTES);
             tail.drain(..surplus);
@@ -142,7 +143,7 @@ fn capture_stderr(mut pipe: PipeReader, reporter: Arc<Reporter>) -> StderrTail {
 impl StderrTail {
     async fn last(self) -> String {
         let _ = tokio::time::timeout(STDERR_DRAIN_TIMEOUT, self.reading).await;
-        let kept = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = self.bytes.lock();
         String::from_utf8_lossy(&kept).trim().to_owned()
     }
 }

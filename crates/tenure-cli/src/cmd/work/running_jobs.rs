@@ -1,12 +1,13 @@
 //! Registry of the running commands, to signal all of them at once.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use nix::sys::signal::Signal;
 use tokio::sync::{Notify, mpsc};
 
 use crate::exit::Exit;
+use crate::mutex::Mutex;
 use crate::signals::Signals;
 
 /// The running commands, each with the channel to its supervisor.
@@ -84,7 +85,7 @@ impl RunningJobs {
     }
 
     fn lock(&self) -> MutexGuard<'_, RunningJobsState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

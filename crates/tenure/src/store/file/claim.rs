@@ -41,7 +41,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
 use super::format::{Mark, QueueLine};
@@ -50,6 +50,7 @@ use super::locked_queue::LockedQueue;
 use super::notification::{FileEvents, Wake, Watch};
 use super::open_files::OpenFiles;
 use super::queue_file::{AfterLeaving, QueueFile};
+use crate::mutex::Mutex;
 use crate::store::{KeepOpen, Mode, ReleaseInline};
 use crate::{Error, ErrorKind, Result};
 
@@ -313,7 +314,7 @@ impl ClaimState {
     }
 
     fn lock(&self) -> MutexGuard<'_, ClaimProgress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+        self.progress.lock()
     }
 }
 
@@ -365,6 +366,6 @@ impl KnownClaims {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u128, Weak<ClaimState>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }

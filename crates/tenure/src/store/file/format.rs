@@ -1,6 +1,6 @@
 //! Format of a queue's file: its title, its head, and a line per holder and waiter.
 
-use tenure_core::Key;
+use tenure_core::{Key, hex};
 
 use crate::store::{KeySpace, Mode};
 
@@ -183,7 +183,7 @@ impl Mark {
 
 fn hexadecimal(text: &mut [u8], mut number: u64) {
     for digit in text.iter_mut().rev() {
-        *digit = b"0123456789abcdef"[(number & 15) as usize];
+        *digit = hex::DIGITS[(number & 15) as usize];
         number >>= 4;
     }
 }

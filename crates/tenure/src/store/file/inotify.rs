@@ -8,7 +8,7 @@ use std::collections::hash_map::Entry;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use tokio::io::Interest;
@@ -17,6 +17,7 @@ use tokio::runtime::{Handle, Id};
 use tokio::sync::watch;
 
 use super::wake::{FileEvents, Wake};
+use crate::mutex::Mutex;
 
 /// Size of a read, and the number of events from which there may be more to read.
 const BUFFER: usize = 1024;
@@ -144,7 +145,7 @@ impl Hub {
     }
 
     fn lock(&self) -> MutexGuard<'_, WatchState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode as Permissions, OFlags, RawMode};
 use rustix::io::Errno;
+use tenure_core::escape::Escape;
 
-use super::names::{file_name, unescape};
+use super::names::file_name;
 use super::system::{network_name, system_error};
-use crate::store::KeySpace;
+use crate::store::{KeySpace, url_options};
 use crate::{Error, ErrorKind, Key, Result};
 
 /// Access for its user alone.
@@ -56,17 +57,13 @@ impl Folder {
     /// Parses the part of a URL after `file:`: a path, with `%XX` for bytes that a URL cannot contain, and options.
     pub(super) fn parse(rest: &str) -> Result<(PathBuf, Options)> {
         let invalid = |message: String| Error::new(ErrorKind::Invalid, message);
-        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (path, given) = url_options::split(rest);
         let mut options = Options::default();
-        for option in query.split('&').filter(|option| !option.is_empty()) {
-            match option {
-                "shared" => options.shared = true,
-                "network" => options.network = true,
-                _ => {
-                    return Err(invalid(format!(
-                        "unknown option {option:?} in the URL of a file store: use shared or network"
-                    )));
-                }
+        for option in given {
+            match (option.name, option.value) {
+                ("shared", "") => options.shared = true,
+                ("network", "") => options.network = true,
+                _ => return Err(option.unknown("a file store", &["shared", "network"])),
             }
         }
         let path = match path.strip_prefix("//") {
@@ -79,7 +76,7 @@ impl Folder {
         if path.is_empty() {
             return Ok((Self::by_default(), options));
         }
-        let bytes = unescape(path).ok_or_else(|| {
+        let bytes = Escape::PERCENT.decode(path).ok_or_else(|| {
             invalid("the path after file: has a % without two hexadecimal digits: write %25".into())
         })?;
         if bytes.contains(&0) {

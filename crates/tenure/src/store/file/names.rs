@@ -1,6 +1,7 @@
 //! Names of files: a key's name, escaped so that every file system takes it, and back.
 
 use tenure_core::Key;
+use tenure_core::escape::Escape;
 
 /// Longest escaped name that is used in full: file systems allow 255 bytes.
 const LONGEST: usize = 200;
@@ -10,17 +11,11 @@ const LONGEST: usize = 200;
 /// A long name is cut and ends with a hash; `~` occurs in no other name. The key is also in the file, and checked
 /// there.
 pub(super) fn file_name(key: &Key) -> String {
-    let mut name = String::with_capacity(key.as_bytes().len() + 8);
-    for (at, byte) in key.as_bytes().iter().enumerate() {
-        let plain =
-            matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_') || (*byte == b'.' && at > 0);
-        if plain {
-            name.push(char::from(*byte));
-        } else {
-            name.push('%');
-            name.push(char::from(HEX[usize::from(byte >> 4)]));
-            name.push(char::from(HEX[usize::from(byte & 15)]));
-        }
+    let is_plain = |byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.');
+    let mut name = Escape::PERCENT_LOWER.encode(key.as_bytes(), is_plain);
+    // A leading dot would hide the file, or name a folder.
+    if name.starts_with('.') {
+        name.replace_range(..1, "%2e");
     }
     if name.len() > LONGEST {
         return format!("{}~{:032x}", &name[..LONGEST], hash(key.as_bytes()));
@@ -30,30 +25,9 @@ pub(super) fn file_name(key: &Key) -> String {
 
 /// Key of a file's name; `None` if the name was cut or is not one of ours.
 pub(super) fn key_of_file(name: &[u8]) -> Option<Key> {
-    let bytes = unescape(std::str::from_utf8(name).ok()?)?;
+    let bytes = Escape::PERCENT.decode(std::str::from_utf8(name).ok()?)?;
     let key = Key::new(std::str::from_utf8(&bytes).ok()?).ok()?;
     (file_name(&key).as_bytes() == name).then_some(key)
-}
-
-const HEX: &[u8; 16] = b"0123456789abcdef";
-
-pub(super) fn unescape(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, after @ ..] = rest {
-        rest = after;
-        if *first != b'%' {
-            bytes.push(*first);
-            continue;
-        }
-        let digits = std::str::from_utf8(rest.get(..2)?).ok()?;
-        if !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-            return None;
-        }
-        bytes.push(u8::from_str_radix(digits, 16).ok()?);
-        rest = &rest[2..];
-    }
-    Some(bytes)
 }
 
 /// FNV-1a with 128 bits. Two keys with the same hash are detected by the key in the file.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -14,6 +14,7 @@ use super::locked_queue::{LockAttempt, LockedQueue};
 use super::notification::Hub;
 use super::queue_file::QueueFile;
 use super::system::system_error;
+use crate::mutex::Mutex;
 use crate::store::{Identity, KeySpace};
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -79,7 +80,7 @@ impl OpenFiles {
     /// Provides an unused liveness lock, or a new one.
     fn liveness_lock(&self, by: &Identity) -> Result<LivenessLock> {
         let now = self.now();
-        let spare = lock(&self.spare).pop();
+        let spare = self.spare.lock().pop();
         match spare {
             Some(mut liveness) if liveness.existed_recently(now) => {
                 liveness.replace_shared_notifier();
@@ -102,7 +103,7 @@ impl OpenFiles {
         if liveness.is_duplicated() {
             return;
         }
-        let mut spare = lock(&self.spare);
+        let mut spare = self.spare.lock();
         if spare.len() < MAX_SPARE_LOCKS {
             spare.push(liveness);
         }
@@ -110,13 +111,13 @@ impl OpenFiles {
 
     /// True if the queue of a key is open or has a file.
     pub(super) fn has_queue(&self, key: &Key, space: KeySpace) -> bool {
-        let is_open = lock(&self.queues).contains_key(&(space, key.clone()));
+        let is_open = self.queues.lock().contains_key(&(space, key.clone()));
         is_open || self.folder.queue(space, key).exists()
     }
 
     /// Opens the queue of a key, and creates its file if it is missing.
     pub(super) fn queue(&self, key: &Key, space: KeySpace) -> Result<Arc<QueueFile>> {
-        let mut queues = lock(&self.queues);
+        let mut queues = self.queues.lock();
         if let Some(queue) = queues.get(&(space, key.clone())) {
             return Ok(Arc::clone(queue));
         }
@@ -191,8 +192,8 @@ impl OpenFiles {
 
     /// Closes all unused files, after files were removed or moved.
     pub(super) fn forget(&self) {
-        lock(&self.queues).clear();
-        let spare = std::mem::take(&mut *lock(&self.spare));
+        self.queues.lock().clear();
+        let spare = std::mem::take(&mut *self.spare.lock());
         drop(spare);
     }
 }
@@ -201,8 +202,4 @@ impl fmt::Display for OpenFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.folder, f)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use tenure_core::table::{
     ClaimAnswer, Ending, Grant as TableGrant, LockTable, Mint, OnDisconnect, Owner, PlaceId,
@@ -13,6 +13,7 @@ use tenure_core::table::{
 use tenure_core::{FencingToken, Key, LockToken, Time};
 use tokio::sync::Notify;
 
+use crate::mutex::Mutex;
 use crate::store::{
     Claim, Contended, HolderState, Identity, KeySpace, KeyState, Loss, Version, WaiterState,
 };
@@ -66,7 +67,7 @@ impl MemoryShared {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, MemoryState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

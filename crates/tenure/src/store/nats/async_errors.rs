@@ -4,10 +4,11 @@
 //! two lets the request fail at once with the reason, and not by a timeout.
 
 use std::pin::pin;
-use std::sync::{Mutex, PoisonError};
 
 use tenure_core::Time;
 use tokio::sync::Notify;
+
+use crate::mutex::Mutex;
 
 /// Last error that the server sent outside of a reply.
 #[derive(Debug, Default)]
@@ -19,7 +20,7 @@ pub(super) struct AsyncErrors {
 
 impl AsyncErrors {
     pub(super) fn record(&self, text: String, now: Time) {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((text, now));
+        *self.last.lock() = Some((text, now));
         self.arrived.notify_waiters();
     }
 
@@ -38,7 +39,7 @@ impl AsyncErrors {
     }
 
     fn matching(&self, subject: &str, sent: Time) -> Option<String> {
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = self.last.lock();
         let (text, received) = last.as_ref()?;
         (*received >= sent && concerns(text, subject)).then(|| text.clone())
     }

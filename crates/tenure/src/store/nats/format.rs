@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tenure_core::Key;
+use tenure_core::escape::Escape;
 use tenure_core::record;
 use tenure_core::table::{KeySpace, Mode};
 
@@ -156,31 +157,13 @@ pub(super) fn read_ticket(value: &[u8]) -> Identity {
 /// Escapes a name into one token of a subject: letters, digits, `-`, `_` and `/` stay, and every other byte becomes `=`
 /// and two hexadecimal digits.
 pub(super) fn escape(text: &str) -> String {
-    use std::fmt::Write as _;
-    let mut escaped = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'/') {
-            escaped.push(char::from(byte));
-        } else {
-            let _ = write!(escaped, "={byte:02X}");
-        }
-    }
-    escaped
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'/');
+    Escape::EQUALS.encode(text.as_bytes(), is_plain)
 }
 
 /// Reverses [`escape`]; `None` for text that `escape` does not produce.
 pub(super) fn unescape(text: &str) -> Option<Key> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(if byte == b'=' {
-            let digit = |byte: u8| char::from(byte).to_digit(16);
-            let (high, low) = (digit(rest.next()?)?, digit(rest.next()?)?);
-            u8::try_from(high * 16 + low).ok()?
-        } else {
-            byte
-        });
-    }
+    let bytes = Escape::EQUALS.decode(text)?;
     let key = Key::new(std::str::from_utf8(&bytes).ok()?).ok()?;
     (escape(key.as_str()) == text).then_some(key)
 }

@@ -1,8 +1,8 @@
 //! State that a store shares with its holds and watches: conditional writes and reads of records.
 
 use std::fmt;
+use std::sync::MutexGuard;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tenure_core::record::{Lineage, RecordClaim, RecordDecision, RecordSource, SeenRecord};
@@ -19,6 +19,7 @@ use super::settings::{self, SettingsCheck};
 use super::stream::{self, StreamInfo};
 use super::tickets::{self, TicketQueues};
 use super::watches::Watches;
+use crate::mutex::Mutex;
 use crate::store::{Contended, KeySpace};
 use crate::{Error, ErrorKind, Result};
 
@@ -85,7 +86,7 @@ impl NatsInner {
     }
 
     pub(super) fn lineage(&self) -> MutexGuard<'_, Lineage> {
-        self.lineage.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lineage.lock()
     }
 
     /// Refuses a ttl that the bucket cannot keep.

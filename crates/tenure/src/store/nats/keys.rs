@@ -4,11 +4,12 @@
 //! refuses the write if the record has changed since.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use tenure_core::Time;
 use tenure_core::record::{KnownRecord, RecordSource, SeenRecord};
 
+use crate::mutex::Mutex;
 use crate::store::{Identity, Version};
 
 /// Largest number of keys that are remembered.
@@ -51,7 +52,7 @@ impl KnownKeys {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, KnownKey>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

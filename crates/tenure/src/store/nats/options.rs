@@ -4,8 +4,14 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tenure_core::escape::Escape;
+
+use crate::store::url_options::{self, UrlOption};
 use crate::{Error, ErrorKind, Result};
 
+/// Options of the URL.
+const OPTIONS: &[&str] =
+    &["ca", "cert", "creds", "fair", "form", "key", "monitor", "nkey", "replicas", "tls", "ttl"];
 /// Bucket of a URL that names none.
 const DEFAULT_BUCKET: &str = "tenure";
 const DEFAULT_PORT: u16 = 4222;
@@ -56,7 +62,7 @@ impl Options {
     /// Parses the part of a URL after `nats:`. `fallback` is the value of `$NATS_URL`, for a URL that names no server.
     pub(super) fn parse(rest: &str, fallback: Option<&str>) -> Result<Self> {
         let rest = rest.strip_prefix("//").unwrap_or(rest);
-        let (location, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (location, given) = url_options::split(rest);
         let (authority, bucket) = match location.rsplit_once('/') {
             Some((authority, bucket)) => (authority, bucket),
             None => (location, ""),
@@ -70,9 +76,8 @@ impl Options {
             options.parse_fallback(fallback.unwrap_or_default())?;
         }
         let mut client_files = (None, None);
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            options.set_option(name, &decode(value)?, &mut client_files)?;
+        for option in given {
+            options.set_option(option, &mut client_files)?;
         }
         options.certificate = match client_files {
             (Some(certificate), Some(key)) => Some((certificate, key)),
@@ -119,11 +124,11 @@ impl Options {
 
     fn set_option(
         &mut self,
-        name: &str,
-        value: &str,
+        option: UrlOption<'_>,
         client_files: &mut (Option<PathBuf>, Option<PathBuf>),
     ) -> Result<()> {
-        match name {
+        let value = &*option.decoded()?;
+        match option.name {
             "form" => {
                 self.layout = Some(match value {
                     "nlock" => RequestedLayout::Nlock,
@@ -141,8 +146,8 @@ impl Options {
             }
             "creds" => self.credentials = Credentials::File(value.into()),
             "nkey" => self.credentials = Credentials::Nkey(value.into()),
-            "tls" => self.tls = parse_bool(value, "tls is true or false")?,
-            "fair" => self.fair = parse_bool(value, "fair is true or false")?,
+            "tls" => self.tls = option.flag()?,
+            "fair" => self.fair = option.flag()?,
             "monitor" => {
                 let hosts = value.split(',').map(str::trim).filter(|host| !host.is_empty());
                 self.monitors =
@@ -151,11 +156,7 @@ impl Options {
             "ca" => self.ca = Some(value.into()),
             "cert" => client_files.0 = Some(value.into()),
             "key" => client_files.1 = Some(value.into()),
-            _ => {
-                return Err(invalid(
-                    "a NATS store has the options form, replicas, ttl, fair, creds, nkey, tls, ca, cert, key and monitor",
-                ));
-            }
+            _ => return Err(option.unknown("a NATS store", OPTIONS)),
         }
         Ok(())
     }
@@ -184,14 +185,6 @@ fn parse_address(host: &str, default_port: u16) -> Result<String> {
     Ok(if port_part.contains(':') { host.to_owned() } else { format!("{host}:{default_port}") })
 }
 
-fn parse_bool(value: &str, message: &str) -> Result<bool> {
-    match value {
-        "" | "true" => Ok(true),
-        "false" => Ok(false),
-        _ => Err(invalid(message)),
-    }
-}
-
 fn non_empty_or<'a>(text: &'a str, default: &'a str) -> &'a str {
     if text.is_empty() { default } else { text }
 }
@@ -206,18 +199,8 @@ fn checked_bucket(bucket: &str) -> Result<String> {
 
 /// Decodes percent-encoding, which passwords in URLs need.
 fn decode(text: &str) -> Result<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(if byte == b'%' {
-            let digit = |byte: Option<u8>| byte.and_then(|byte| char::from(byte).to_digit(16));
-            let (high, low) = (digit(rest.next()), digit(rest.next()));
-            let value = high.zip(low).and_then(|(high, low)| u8::try_from(high * 16 + low).ok());
-            value.ok_or_else(|| invalid("% is followed by two hexadecimal digits"))?
-        } else {
-            byte
-        });
-    }
+    let bytes = Escape::PERCENT.decode(text);
+    let bytes = bytes.ok_or_else(|| invalid("% is followed by two hexadecimal digits"))?;
     String::from_utf8(bytes).map_err(|_| invalid("percent-encoded text must be UTF-8"))
 }
 

@@ -5,14 +5,15 @@
 //! refused. A limit that only refuses writes loses nothing: the refused write reports it, and `tenure doctor` warns of
 //! it.
 
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tenure_core::Time;
 
 use super::layout::BucketLayout;
 use super::stream::{StreamConfig, StreamInfo};
+use crate::mutex::Mutex;
 use crate::store::Finding;
 
 /// Shortest time between two checks if the only reason is write conflicts, which are normal on contended keys.
@@ -231,7 +232,7 @@ impl SettingsCheck {
     }
 
     fn lock(&self) -> MutexGuard<'_, (SettingsCounters, Time)> {
-        self.last_fit.lock().unwrap_or_else(PoisonError::into_inner)
+        self.last_fit.lock()
     }
 
     /// Age at which the bucket removes records, if it does.

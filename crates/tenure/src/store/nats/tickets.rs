@@ -1,11 +1,12 @@
 //! The tickets that this process knows: the queues that it waits in, as far as notifications have arrived.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use tokio::sync::Notify;
 
 use super::api::Message;
+use crate::mutex::Mutex;
 
 /// Tickets of the queues that this process watches, as far as notifications have arrived.
 #[derive(Default)]
@@ -117,7 +118,7 @@ impl TicketQueues {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, TicketQueue>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

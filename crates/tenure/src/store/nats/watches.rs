@@ -1,9 +1,11 @@
 //! The running watches of a store.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use tokio::sync::watch;
+
+use crate::mutex::Mutex;
 
 /// Running watches of a store by subject. A watch runs as long as it has receivers.
 #[derive(Default)]
@@ -24,6 +26,6 @@ impl Watches {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, watch::Receiver<u64>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }

@@ -3,12 +3,13 @@
 //! They outlive single claims, so that a client that tries repeatedly can take over a dead holder just as a waiter can.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use tenure_core::observe::Observation;
 use tenure_core::{Rules, Time};
 
 use super::bucket::ObjectVersion;
+use crate::mutex::Mutex;
 
 /// Largest number of locks that are observed at a time.
 const MAX_OBSERVED: usize = 10_000;
@@ -56,7 +57,7 @@ impl Observed {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, ObservedEntry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

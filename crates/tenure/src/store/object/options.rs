@@ -5,7 +5,11 @@ use std::time::Duration;
 
 use tenure_core::object::ClockResolution;
 
+use crate::store::url_options::{self, UrlOption};
 use crate::{Error, ErrorKind, Result};
+
+/// Options of the URL; `grain` is for tests.
+const OPTIONS: &[&str] = &["account", "anonymous", "bell", "endpoint", "look", "poll", "region"];
 
 /// Cloud that a bucket belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +60,7 @@ impl Options {
     /// Parses the part of a URL after `gs:`, `s3:` or `az:`.
     pub(super) fn parse(cloud: Cloud, rest: &str) -> Result<Self> {
         let rest = rest.strip_prefix("//").unwrap_or(rest);
-        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (place, given) = url_options::split(rest);
         let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
         let letter = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
         if bucket.is_empty() || bucket.len() > 222 || !bucket.bytes().all(letter) {
@@ -90,14 +94,14 @@ impl Options {
             account: None,
             anonymous: false,
         };
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            options.set(name, value)?;
+        for option in given {
+            options.set(option)?;
         }
         Ok(options)
     }
 
-    fn set(&mut self, name: &str, value: &str) -> Result<()> {
+    fn set(&mut self, option: UrlOption<'_>) -> Result<()> {
+        let UrlOption { name, value, .. } = option;
         let cloud = self.cloud;
         let span = || {
             let span = humantime::parse_duration(value).ok();
@@ -126,17 +130,8 @@ impl Options {
             }
             "region" => self.region = Some(value.to_owned()),
             "account" => self.account = Some(value.to_owned()),
-            "anonymous" => {
-                self.anonymous = match value {
-                    "" | "true" => true,
-                    "false" => false,
-                    _ => return Err(invalid(cloud, "anonymous is true or false")),
-                }
-            }
-            _ => {
-                let known = "bell, poll, look, endpoint, region, account and anonymous";
-                return Err(invalid(cloud, &format!("unknown option; the options are {known}")));
-            }
+            "anonymous" => self.anonymous = option.flag()?,
+            _ => return Err(option.unknown("an object store", OPTIONS)),
         }
         Ok(())
     }

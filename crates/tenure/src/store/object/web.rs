@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode};
 use reqsign_core::{Context, ErrorKind as SignError, HttpSend, OsEnv, Signer, SigningCredential};
+use tenure_core::escape::Escape;
 
 use super::bucket::{BucketDeadline, BucketError, MAX_LOCK_BYTES};
 use super::dates;
@@ -262,18 +263,9 @@ fn request(
 
 /// Percent-encodes text for a URL's path or query, except the bytes in `keep`.
 pub(super) fn encode(text: &str, keep: &[u8]) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || keep.contains(&byte) {
-            encoded.push(char::from(byte));
-        } else {
-            encoded.push('%');
-            for half in [byte >> 4, byte & 15] {
-                encoded.push(char::from(b"0123456789ABCDEF"[usize::from(half)]));
-            }
-        }
-    }
-    encoded
+    let is_plain =
+        |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || keep.contains(&byte);
+    Escape::PERCENT.encode(text.as_bytes(), is_plain)
 }
 
 #[cfg(test)]

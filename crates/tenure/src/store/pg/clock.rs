@@ -1,10 +1,17 @@
 //! Model of the database's clock: its readings, and since when it is known to be steady.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tenure_core::Time;
 use tenure_core::lease::margin;
+use tokio_postgres::Row;
+
+use crate::mutex::Mutex;
+use crate::{Error, ErrorKind, Result};
+
+/// SQL of the database's clock, in microseconds since 1970. Statements return it as the column `now`.
+pub(crate) const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
 
 /// A reading of the database's clock, taken at some instant between two instants of ours.
 #[derive(Clone, Copy, Debug)]
@@ -110,11 +117,20 @@ impl DbClock {
     }
 
     fn lock(&self) -> MutexGuard<'_, ClockState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
 impl Reading {
+    /// Reads the column `now` of the first row; zero if there is no row.
+    pub(crate) fn of(rows: &[Row], sent: Time, replied: Time) -> Result<Self> {
+        let db = rows.first().map_or(Ok(0), |row| row.try_get("now")).map_err(|error| {
+            Error::new(ErrorKind::Misconfigured, "the server sent an unexpected answer")
+                .because(error)
+        })?;
+        Ok(Self { sent, replied, db })
+    }
+
     /// Minimum jump of the clock between two readings, in microseconds: the part that neither round trip explains.
     fn jump(&self, later: &Self) -> i64 {
         let passed = later.db.saturating_sub(self.db);

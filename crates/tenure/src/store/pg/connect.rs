@@ -1,6 +1,5 @@
 //! One connection to PostgreSQL, with a deadline for every request.
 
-#[cfg(feature = "jobs")]
 use std::collections::HashMap;
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -11,7 +10,6 @@ use std::time::Duration;
 use tenure_core::Time;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
-#[cfg(feature = "jobs")]
 use tokio_postgres::Statement;
 use tokio_postgres::config::TargetSessionAttrs;
 use tokio_postgres::types::{ToSql, Type};
@@ -45,12 +43,10 @@ pub(crate) struct PgConnection {
     /// True while a request is in flight, and after it was interrupted: the next answer would be that of another
     /// request, so the connection must not be reused.
     interrupted: bool,
-    #[cfg(feature = "jobs")]
     plans: Plans,
 }
 
 /// Prepared statements of a connection.
-#[cfg(feature = "jobs")]
 #[derive(Default)]
 struct Plans {
     /// True if statements may be prepared: only if every request reaches the same session.
@@ -105,7 +101,6 @@ impl PgConnection {
                     end,
                     clock: clock.clone(),
                     interrupted: false,
-                    #[cfg(feature = "jobs")]
                     plans: Plans::default(),
                 }
             }
@@ -115,7 +110,7 @@ impl PgConnection {
         if settings.dial.is_none() && attributes == TargetSessionAttrs::ReadWrite {
             let rows = connection.simple("SHOW transaction_read_only", by).await;
             let rows = rows.map_err(failure::nothing_done)?;
-            if rows.first().and_then(|row| row.get(0)) != Some("off") {
+            if rows.first().and_then(|row| row.get("transaction_read_only")) != Some("off") {
                 let message = "the server is read-only, and no writable server answers";
                 return Err(Error::new(ErrorKind::Unavailable, message));
             }
@@ -203,9 +198,9 @@ impl PgConnection {
     }
 }
 
-#[cfg(feature = "jobs")]
 impl PgConnection {
     /// Allows or forbids prepared statements. Allow them only if every request reaches the same session.
+    #[cfg(feature = "jobs")]
     pub(crate) fn allow_plans(&mut self, allowed: bool) {
         self.plans.allowed = allowed;
     }

@@ -9,29 +9,31 @@ use super::settings::Settings;
 use crate::store::Finding;
 
 /// SQL for [`findings`].
-pub(crate) const SERVER_QUERY: &str = "SELECT current_setting('server_version'), \
-    (current_setting('idle_session_timeout', true) IS NOT NULL)::int, pg_is_in_recovery()::int, \
-    current_setting('max_connections'), (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'), \
-    coalesce((SELECT ssl::int FROM pg_stat_ssl WHERE pid = pg_backend_pid()), 0), current_setting('fsync'), \
-    (extract(epoch FROM clock_timestamp()) * 1000)::int8, \
-    (SELECT reset_val FROM pg_settings WHERE name = 'synchronous_commit'), \
-    current_setting('synchronous_standby_names'), (SELECT count(*) FROM pg_stat_replication)";
+pub(crate) const SERVER_QUERY: &str = "SELECT current_setting('server_version') AS version, \
+    (current_setting('idle_session_timeout', true) IS NOT NULL)::int AS ends_idle_sessions, \
+    pg_is_in_recovery()::int AS is_standby, current_setting('max_connections') AS max_connections, \
+    (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS used_connections, \
+    coalesce((SELECT ssl::int FROM pg_stat_ssl WHERE pid = pg_backend_pid()), 0) AS is_encrypted, \
+    current_setting('fsync') AS fsync, (extract(epoch FROM clock_timestamp()) * 1000)::int8 AS now_ms, \
+    (SELECT reset_val FROM pg_settings WHERE name = 'synchronous_commit') AS synchronous_commit, \
+    current_setting('synchronous_standby_names') AS standby_names, \
+    (SELECT count(*) FROM pg_stat_replication) AS standbys";
 
 /// Clock difference above which a warning is reported, in milliseconds.
 const MAX_CLOCK_SKEW_MS: i64 = 1_000;
 
 /// Findings that all stores on PostgreSQL share.
 pub(crate) fn findings(row: &SimpleQueryRow, settings: &Settings) -> Vec<Finding> {
-    let text = |at: usize| row.get(at).unwrap_or_default();
-    let number = |at: usize| text(at).parse::<i64>().unwrap_or_default();
-    let mut findings = vec![Finding::ok("server", format!("PostgreSQL {}", text(0)))];
-    findings.push(if text(2) == "1" {
+    let text = |column: &str| row.get(column).unwrap_or_default();
+    let number = |column: &str| text(column).parse::<i64>().unwrap_or_default();
+    let mut findings = vec![Finding::ok("server", format!("PostgreSQL {}", text("version")))];
+    findings.push(if text("is_standby") == "1" {
         Finding::failed("role", "a read-only standby")
             .advise("name the primary, or all servers with target_session_attrs=read-write")
     } else {
         Finding::ok("role", "a primary")
     });
-    let (max, used) = (number(3), number(4));
+    let (max, used) = (number("max_connections"), number("used_connections"));
     let detail = format!("{used} of {max} in use");
     findings.push(if used * 5 > max * 4 {
         Finding::warning("connections", detail)
@@ -39,7 +41,7 @@ pub(crate) fn findings(row: &SimpleQueryRow, settings: &Settings) -> Vec<Finding
     } else {
         Finding::ok("connections", detail)
     });
-    findings.push(match (text(5) == "1", is_local(settings)) {
+    findings.push(match (text("is_encrypted") == "1", is_local(settings)) {
         (true, _) => Finding::ok("encryption", "TLS"),
         (false, true) => Finding::ok("encryption", "none, within this host"),
         (false, false) => {
@@ -47,7 +49,7 @@ pub(crate) fn findings(row: &SimpleQueryRow, settings: &Settings) -> Vec<Finding
                 .advise("give sslmode=verify-full")
         }
     });
-    findings.push(if text(6) == "on" {
+    findings.push(if text("fsync") == "on" {
         Finding::ok("fsync", "on")
     } else {
         Finding::warning(
@@ -58,16 +60,20 @@ pub(crate) fn findings(row: &SimpleQueryRow, settings: &Settings) -> Vec<Finding
     });
     // The value that the server, the database and the role set. The current value would be wrong: a session of advisory
     // locks has raised its own already.
-    findings.push(match text(8) {
+    findings.push(match text("synchronous_commit") {
         "off" => Finding::ok(
             "synchronous_commit",
             "off: tenure raises it to local for its own writes only",
         ),
         other => Finding::ok("synchronous_commit", other),
     });
-    findings.push(replication(text(9), text(8), number(10)));
+    findings.push(replication(
+        text("standby_names"),
+        text("synchronous_commit"),
+        number("standbys"),
+    ));
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let apart = number(7).saturating_sub(i64::try_from(now.as_millis()).unwrap_or(i64::MAX));
+    let apart = number("now_ms").saturating_sub(i64::try_from(now.as_millis()).unwrap_or(i64::MAX));
     let detail = format!("{apart} ms from this host's");
     findings.push(if apart.abs() > MAX_CLOCK_SKEW_MS {
         Finding::warning("clock", detail)

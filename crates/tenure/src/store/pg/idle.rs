@@ -1,12 +1,13 @@
 //! Idle connections, kept for a short time after their last use.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_core::Time;
 use tokio::runtime::Handle;
 
 use crate::Clock;
+use crate::mutex::Mutex;
 
 /// A small pool of idle entries. An entry that is not taken within the idle timeout is dropped.
 #[derive(Debug)]
@@ -33,13 +34,13 @@ impl<T: Send + 'static> IdlePool<T> {
 
     /// Takes the entry that was used last.
     pub(crate) fn take(&self) -> Option<T> {
-        lock(&self.state).entries.pop().map(|(kept, _)| kept)
+        self.state.lock().entries.pop().map(|(kept, _)| kept)
     }
 
     /// Keeps an entry. It is dropped instead if the pool is full or closed, or if no runtime is there to expire it.
     pub(crate) fn put(&self, used: T) {
         let Ok(runtime) = Handle::try_current() else { return };
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.closed || state.entries.len() >= self.max_idle {
             return;
         }
@@ -51,24 +52,24 @@ impl<T: Send + 'static> IdlePool<T> {
 
     /// Drops all idle entries; later ones are kept again.
     pub(crate) fn clear(&self) {
-        lock(&self.state).entries.clear();
+        self.state.lock().entries.clear();
     }
 
     /// Drops all idle entries, and keeps none from now on.
     pub(crate) fn close(&self) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.closed = true;
         state.entries.clear();
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        lock(&self.state).closed
+        self.state.lock().closed
     }
 }
 
 impl<T> Drop for IdlePool<T> {
     fn drop(&mut self) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.closed = true;
         state.entries.clear();
     }
@@ -78,15 +79,11 @@ async fn sweep<T: Send>(state: Arc<Mutex<IdleState<T>>>, clock: Clock, idle_time
     loop {
         clock.sleep_until(clock.now() + idle_timeout).await;
         let now = clock.now();
-        let mut state = lock(&state);
+        let mut state = state.lock();
         state.entries.retain(|(_, since)| now.since(*since) < idle_timeout);
         if state.entries.is_empty() {
             state.sweeping = false;
             return;
         }
     }
-}
-
-fn lock<T>(state: &Mutex<IdleState<T>>) -> MutexGuard<'_, IdleState<T>> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }

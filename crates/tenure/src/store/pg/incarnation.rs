@@ -9,16 +9,16 @@
 //! The table is created with the current timeline as its epoch. So nothing changes for participants of a version
 //! without incarnations until the server is restarted.
 
-use std::sync::{Mutex, PoisonError};
-
 use tenure_core::Time;
 use tokio_postgres::{Row, SimpleQueryRow};
 
+use super::clock::NOW;
 use super::connect::PgConnection;
 use super::durable::DURABLE;
 use super::failure;
 use super::migrate::REFUSED;
 use super::table::Table;
+use crate::mutex::Mutex;
 use crate::store::Finding;
 use crate::{Error, ErrorKind, Result};
 
@@ -84,29 +84,31 @@ pub(crate) struct FoundIncarnation {
 }
 
 impl FoundIncarnation {
-    /// Reads the columns of [`query_columns`], which begin at `at`.
-    pub(crate) fn read(row: &Row, at: usize) -> Self {
-        let run = row.get::<_, Option<i64>>(at + 2).zip(row.get::<_, Option<i64>>(at + 3));
+    /// Reads the columns of [`query_columns`].
+    pub(crate) fn read(row: &Row) -> Self {
+        let number = |column: &str| row.get::<_, Option<i64>>(column);
+        let run = number("server_started").zip(number("timeline"));
         let run = run.map(|(started, timeline)| ServerRun { started, timeline });
-        Self { table: row.get(at), kept: row.get(at + 1), run }
+        Self { table: row.get("incarnation_table"), kept: row.get("incarnation_kept"), run }
     }
 
     /// Reads the columns of [`query_columns`] from an answer in text form.
-    pub(crate) fn read_text(row: &SimpleQueryRow, at: usize) -> Self {
-        let number = |at: usize| row.get(at).and_then(|text| text.parse().ok());
-        let run = number(at + 2).zip(number(at + 3));
+    pub(crate) fn read_text(row: &SimpleQueryRow) -> Self {
+        let number = |column: &str| row.get(column).and_then(|text| text.parse().ok());
+        let run = number("server_started").zip(number("timeline"));
         let run = run.map(|(started, timeline)| ServerRun { started, timeline });
-        Self { table: row.get(at).map(str::to_owned), kept: row.get(at + 1) == Some("t"), run }
+        let table = row.get("incarnation_table").map(str::to_owned);
+        Self { table, kept: row.get("incarnation_kept") == Some("t"), run }
     }
 }
 
 impl Incarnation {
     fn source(&self) -> EpochSource {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 
     fn set(&self, source: EpochSource) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = source;
+        *self.0.lock() = source;
     }
 
     /// Replaces [`EPOCH`] in a statement by SQL for the epoch.
@@ -133,7 +135,7 @@ impl Incarnation {
     /// client that only inspects needs no rights on the table.
     pub(crate) fn note(&self, found: FoundIncarnation) {
         let Some(table) = found.table else { return };
-        let mut source = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut source = self.0.lock();
         match &*source {
             _ if !found.kept => *source = EpochSource::Timeline { table },
             EpochSource::Kept { run, .. } if Some(*run) == found.run => {}
@@ -177,8 +179,9 @@ impl Incarnation {
             let rows = answer.map_err(|error| explain(failure::nothing_done(error)))?;
             // No row if another participant raised the epoch at this moment: the next statement sees its row.
             if let Some(row) = rows.first() {
-                let run = ServerRun { started: row.get(0), timeline: row.get(1) };
-                let epoch = row.get(2);
+                let run =
+                    ServerRun { started: row.get("server_started"), timeline: row.get("timeline") };
+                let epoch = row.get("epoch");
                 self.set(EpochSource::Kept { run, epoch });
                 return Ok(epoch);
             }
@@ -207,7 +210,7 @@ impl Incarnation {
         let question = format!("SELECT {}", query_columns(&literal(&table.quoted())));
         let rows = connection.query(&question, &[], by).await.map_err(failure::nothing_done)?;
         match rows.first() {
-            Some(row) => self.note(FoundIncarnation::read(row, 0)),
+            Some(row) => self.note(FoundIncarnation::read(row)),
             None => return Err(error),
         }
         Ok(())
@@ -223,8 +226,15 @@ pub(crate) fn query_columns(table: &str) -> String {
     );
     // A standby writes no timeline, and the function would fail there.
     let timeline = format!("CASE WHEN NOT pg_is_in_recovery() THEN {TIMELINE} END");
-    format!("{name}, to_regclass({name}) IS NOT NULL, {STARTED}, {timeline}")
+    format!(
+        "{name} AS incarnation_table, to_regclass({name}) IS NOT NULL AS incarnation_kept, \
+         {STARTED} AS server_started, {timeline} AS timeline"
+    )
 }
+
+/// Columns of [`query_columns`] for a store without a table: there is no incarnation.
+pub(crate) const NO_COLUMNS: &str = "NULL AS incarnation_table, false AS incarnation_kept, NULL AS server_started, \
+    NULL AS timeline";
 
 /// SQL that returns the run of the server and its epoch, and raises the epoch if the row is missing or belongs to
 /// another run: a compare-and-swap.
@@ -232,14 +242,13 @@ pub(crate) fn query_columns(table: &str) -> String {
 /// If several participants raise the epoch at once, one succeeds and the others get no row; they find the new row when
 /// they retry. An epoch that a statement reads is on disk, because a commit becomes visible only after it is.
 fn epoch_statement(table: &str) -> String {
-    let now = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
     format!(
         "WITH kept AS ( \
              SELECT i.epoch FROM {table} AS i WHERE i.system = {SYSTEM} AND i.timeline = {TIMELINE} \
                  AND i.started = pg_postmaster_start_time() \
          ), raised AS ( \
              INSERT INTO {table} AS i (one, system, timeline, started, epoch) \
-             SELECT true, {SYSTEM}, {TIMELINE}, pg_postmaster_start_time(), {now} \
+             SELECT true, {SYSTEM}, {TIMELINE}, pg_postmaster_start_time(), {NOW} \
              WHERE NOT EXISTS (SELECT FROM kept) \
              ON CONFLICT (one) DO UPDATE SET system = EXCLUDED.system, timeline = EXCLUDED.timeline, \
                  started = EXCLUDED.started, epoch = greatest(i.epoch + 1, EXCLUDED.epoch) \
@@ -247,7 +256,8 @@ fn epoch_statement(table: &str) -> String {
                  IS DISTINCT FROM (EXCLUDED.system, EXCLUDED.timeline, EXCLUDED.started) \
              RETURNING i.epoch, {DURABLE} \
          ) \
-         SELECT {STARTED}, {TIMELINE}, epoch FROM kept UNION ALL SELECT {STARTED}, {TIMELINE}, epoch FROM raised"
+         SELECT {STARTED} AS server_started, {TIMELINE} AS timeline, epoch FROM kept \
+         UNION ALL SELECT {STARTED}, {TIMELINE}, epoch FROM raised"
     )
 }
 
@@ -340,15 +350,15 @@ $tenure$;
 pub(crate) fn examination(table: &Table) -> String {
     let question = query_columns(&literal(&table.quoted()));
     format!(
-        "SELECT q.name, q.kept::int, (SELECT bool_and(has_table_privilege(to_regclass(q.name), r)) \
-         FROM unnest('{{SELECT,INSERT,UPDATE}}'::text[]) AS r)::int FROM (SELECT {question}) AS q (name, kept, started, timeline)"
+        "SELECT q.name, q.kept::int AS kept, (SELECT bool_and(has_table_privilege(to_regclass(q.name), r)) \
+         FROM unnest('{{SELECT,INSERT,UPDATE}}'::text[]) AS r)::int AS allowed FROM (SELECT {question}) AS q (name, kept, started, timeline)"
     )
 }
 
 /// Finding from the answer to [`examination`]; `command` creates the table, as the advice says.
 pub(crate) fn finding(row: &SimpleQueryRow, command: &str) -> Finding {
-    let name = row.get(0).unwrap_or(TABLE);
-    match (row.get(1), row.get(2)) {
+    let name = row.get("name").unwrap_or(TABLE);
+    match (row.get("kept"), row.get("allowed")) {
         (Some("1"), Some("1")) => Finding::ok("incarnation", format!("stored in {name}")),
         (Some("1"), _) => Finding::failed("incarnation", format!("insufficient rights on {name}"))
             .advise(format!("an owner must GRANT SELECT, INSERT, UPDATE ON {name}")),

@@ -17,8 +17,8 @@ const MIGRATION_TIMEOUT: Duration = Duration::from_secs(600);
 pub(crate) async fn apply(pool: &Pool, clock: &Clock, sql: &str) -> Result<()> {
     let by = clock.now() + MIGRATION_TIMEOUT;
     let mut connection = pool.take(by).await?;
-    let recovery = connection.query("SELECT pg_is_in_recovery()", &[], by).await?;
-    if recovery.first().is_some_and(|row| row.get(0)) {
+    let recovery = connection.query("SELECT pg_is_in_recovery() AS is_standby", &[], by).await?;
+    if recovery.first().is_some_and(|row| row.get("is_standby")) {
         return Err(failure::standby(false));
     }
     // One message is one transaction. The setting lasts until its end, so the commit is durable.

@@ -1,13 +1,14 @@
 //! Connection pool: a few connections for many requests.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use tenure_core::Time;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::connect::PgConnection;
 use super::settings::Settings;
+use crate::mutex::Mutex;
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// Pool of at most a fixed number of connections.
@@ -73,7 +74,7 @@ impl Pool {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<PgConnection>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+        self.idle.lock()
     }
 }
 

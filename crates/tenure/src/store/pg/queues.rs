@@ -16,9 +16,9 @@ WITH RECURSIVE tree AS ( \
     WHERE NOT EXISTS (SELECT FROM pg_inherits AS up WHERE up.inhrelid = i.inhparent) \
     UNION SELECT t.root, i.inhrelid FROM pg_inherits AS i JOIN tree AS t ON t.oid = i.inhparent \
 ) \
-SELECT c.oid::regclass, (c.relkind = 'p')::int, \
+SELECT c.oid::regclass AS queue, (c.relkind = 'p')::int AS is_partitioned, \
        (SELECT min(t.oid::regclass::text) FROM tree AS t WHERE t.root = c.oid AND NOT EXISTS ( \
-           SELECT FROM pg_trigger AS g WHERE g.tgrelid = t.oid AND g.tgname LIKE '%\\_tenure\\_claimed')) \
+           SELECT FROM pg_trigger AS g WHERE g.tgrelid = t.oid AND g.tgname LIKE '%\\_tenure\\_claimed')) AS bare_child \
 FROM pg_class AS c \
 WHERE c.oid IN (SELECT t.root FROM tree AS t) AND c.relkind IN ('r', 'p') \
       AND (pg_table_is_visible(c.oid) OR c.relnamespace = \
@@ -32,18 +32,18 @@ ORDER BY 1",
 
 /// The first problem of these tables: one finding, whatever their number.
 pub(crate) fn finding(rows: &[SimpleQueryRow]) -> Finding {
-    let text = |row: &SimpleQueryRow, at: usize| row.get(at).unwrap_or_default().to_owned();
-    if let Some(row) = rows.iter().find(|row| row.get(1) == Some("1")) {
+    let text = |row: &SimpleQueryRow, column: &str| row.get(column).unwrap_or_default().to_owned();
+    if let Some(row) = rows.iter().find(|row| row.get("is_partitioned") == Some("1")) {
         let detail = format!(
             "{} is partitioned: no index makes unique_key unique over all partitions, and jobs cannot be enqueued",
-            text(row, 0)
+            text(row, "queue")
         );
         return Finding::failed("queues", detail).advise(
             "keep jobs in a table without partitions, made by tenure schema --queue NAME --apply",
         );
     }
-    if let Some(row) = rows.iter().find(|row| row.get(2).is_some()) {
-        let (queue, child) = (text(row, 0), text(row, 2));
+    if let Some(row) = rows.iter().find(|row| row.get("bare_child").is_some()) {
+        let (queue, child) = (text(row, "queue"), text(row, "bare_child"));
         let detail = format!(
             "{child}, which inherits from {queue}, lacks indexes or the trigger that raises tokens"
         );

@@ -5,7 +5,7 @@
 //! and passes the outcome of the statement to every hold of the batch. Deadlines come first, always: before a batch is
 //! taken, and before an answer is applied.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use async_trait::async_trait;
 use tenure_core::Time;
@@ -16,6 +16,7 @@ use tokio_postgres::Row;
 
 use super::clock::Reading;
 use crate::drive::race;
+use crate::mutex::Mutex;
 use crate::{Clock, Error, Result};
 
 /// Statement that renews many rows of a table.
@@ -79,7 +80,7 @@ impl<Q> BatchRenewer<Q> {
     }
 
     pub(crate) fn queue(&self) -> MutexGuard<'_, Q> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
     #[cfg(feature = "jobs")]
@@ -142,18 +143,18 @@ impl<Q: RenewalQueue> BatchRenewer<Q> {
     }
 }
 
-/// Reads the outcome of each renewal, in the order of the request. The columns after the database's clock are the number
-/// of the row in the request, whether it was renewed, and whether another transaction has locked it.
+/// Reads the outcome of each renewal, in the order of the request. Of the columns, `nth` is the
+/// number of the row in the request; `passed_over` is true if another transaction has locked it.
 pub(crate) fn outcomes(count: usize, rows: &[Row]) -> Vec<RenewalOutcome> {
     let mut outcomes = vec![RenewalOutcome::Refused(Loss::Taken); count];
     for row in rows {
-        let nth = usize::try_from(row.get::<_, i64>(1)).unwrap_or_default();
+        let nth = usize::try_from(row.get::<_, i64>("nth")).unwrap_or_default();
         let Some(outcome) = nth.checked_sub(1).and_then(|nth| outcomes.get_mut(nth)) else {
             continue;
         };
-        if row.get(2) {
+        if row.get("renewed") {
             *outcome = RenewalOutcome::Renewed;
-        } else if row.get(3) {
+        } else if row.get("passed_over") {
             *outcome = RenewalOutcome::PassedOver;
         }
     }

@@ -12,6 +12,7 @@ use self::invalid::invalid;
 use super::dial::ConnectFn;
 use super::tls::{Trust, Verify};
 use crate::Result;
+use crate::store::url_options::{self, UrlOption};
 
 /// Connect timeout unless the URL or `PGCONNECT_TIMEOUT` sets one.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -53,14 +54,13 @@ impl Settings {
             written = conninfo::as_url(url)?;
             &written
         };
-        let (base, query) = url.split_once('?').unwrap_or((url, ""));
+        let (base, given) = url_options::split(url);
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            if own.contains(&name) || HANDLED_OPTIONS.contains(&name) {
-                ours.push((name.to_owned(), percent_decoded(name, value)?));
+        for option in given {
+            if own.contains(&option.name) || HANDLED_OPTIONS.contains(&option.name) {
+                ours.push((option.name.to_owned(), option.decoded()?));
             } else {
-                theirs.push(pair);
+                theirs.push(option);
             }
         }
         let own_options = ours
@@ -125,17 +125,13 @@ const HANDLED_OPTIONS: &[&str] = &[
     "target_session_attrs",
 ];
 
-/// True if an error message may show this option name. Any other text may be part of a password.
-fn is_driver_option(name: &str) -> bool {
-    name.len() <= 32 && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
-}
-
-fn driver_config(base: &str, options: &[&str]) -> Result<Config> {
+fn driver_config(base: &str, options: &[UrlOption<'_>]) -> Result<Config> {
+    let texts: Vec<_> = options.iter().map(|option| option.text).collect();
     let url =
-        if options.is_empty() { base.to_owned() } else { format!("{base}?{}", options.join("&")) };
+        if texts.is_empty() { base.to_owned() } else { format!("{base}?{}", texts.join("&")) };
     let mut config = Config::from_str(&url).map_err(|_| {
-        let names = options.iter().map(|pair| pair.split_once('=').unwrap_or((pair, "")).0);
-        let names: Vec<_> = names.filter(|name| is_driver_option(name)).collect();
+        let names = options.iter().map(|option| option.name);
+        let names: Vec<_> = names.filter(|name| url_options::is_shown(name)).collect();
         let hint = match names[..] {
             [] => String::new(),
             _ => format!(" or one of its options ({})", names.join(", ")),
@@ -145,7 +141,7 @@ fn driver_config(base: &str, options: &[&str]) -> Result<Config> {
              characters"
         ))
     })?;
-    if !options.iter().any(|pair| pair.starts_with("tcp_user_timeout=")) {
+    if !options.iter().any(|option| option.name == "tcp_user_timeout") {
         config.tcp_user_timeout(TCP_USER_TIMEOUT);
     }
     Ok(config)
@@ -366,24 +362,6 @@ impl Trust {
             Verify::Encrypt | Verify::Ca | Verify::Full => SslMode::Require,
         }
     }
-}
-
-/// Decodes `%XX` in the value of an option. An error shows only the name: the value may be a secret.
-fn percent_decoded(name: &str, value: &str) -> Result<String> {
-    let bad = || invalid(&format!("invalid value of {name}: write special characters as %XX"));
-    let mut bytes = Vec::with_capacity(value.len());
-    let mut rest = value.bytes();
-    while let Some(byte) = rest.next() {
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let digit = |byte: Option<u8>| byte.and_then(|b| char::from(b).to_digit(16));
-        let (high, low) = (digit(rest.next()), digit(rest.next()));
-        let code = high.zip(low).map(|(high, low)| high * 16 + low);
-        bytes.push(code.and_then(|code| u8::try_from(code).ok()).ok_or_else(bad)?);
-    }
-    String::from_utf8(bytes).map_err(|_| bad())
 }
 
 mod conninfo;

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -15,6 +15,7 @@ use tokio::sync::{Notify, oneshot, watch};
 
 use super::listen::NotificationListener;
 use super::settings::Settings;
+use crate::mutex::Mutex;
 use crate::store::Version;
 use crate::{Clock, ErrorKind, Result, identity};
 
@@ -92,7 +93,7 @@ struct WatchEntry {
 
 impl WatchRegistry {
     fn lock(&self) -> MutexGuard<'_, WatchRegistryState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn is_watched(&self, payload: &str) -> bool {

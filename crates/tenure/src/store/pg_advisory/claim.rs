@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{self, Arc, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
 use tenure_core::{FencingToken, Random, Time};
@@ -16,6 +16,7 @@ use super::shared::AdvisoryShared;
 use super::sql::{self, ClaimWait, LockSpec};
 use super::tag::Tag;
 #[cfg(unix)]
+use crate::mutex;
 use crate::store::KeepOpen;
 use crate::store::pg::connect::SessionEnd;
 use crate::store::pg::failure;
@@ -374,7 +375,7 @@ impl fmt::Debug for ClaimState {
 
 /// Claims of a store that were sent. A claim that is sent again continues with its state.
 #[derive(Debug, Default)]
-pub(super) struct AdvisoryClaims(sync::Mutex<HashMap<u128, Weak<ClaimState>>>);
+pub(super) struct AdvisoryClaims(mutex::Mutex<HashMap<u128, Weak<ClaimState>>>);
 
 impl AdvisoryClaims {
     /// State of a claim that was sent before.
@@ -395,6 +396,6 @@ impl AdvisoryClaims {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u128, Weak<ClaimState>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }

@@ -13,7 +13,7 @@ pub(super) async fn findings(shared: &AdvisoryShared, by: Time) -> Vec<Finding> 
     let mut findings = Vec::new();
     let read = |rows: &[SimpleQueryRow]| {
         let row = rows.first();
-        let leases = row.and_then(|row| row.get(1)) == Some("1");
+        let leases = row.and_then(|row| row.get("ends_idle_sessions")) == Some("1");
         let common = row.map(|row| pg::examine::findings(row, &shared.settings));
         (leases, common.unwrap_or_default())
     };
@@ -37,8 +37,8 @@ pub(super) async fn findings(shared: &AdvisoryShared, by: Time) -> Vec<Finding> 
 
 async fn terms_finding(shared: &AdvisoryShared, table: &Table, by: Time) -> Finding {
     let read = |rows: &[SimpleQueryRow]| {
-        let flag = |at| rows.first().is_some_and(|row| session::flag(row, at));
-        (flag(0), flag(1))
+        let flag = |column| rows.first().is_some_and(|row| session::flag(row, column));
+        (flag("is_ours"), flag("allowed"))
     };
     let name = table.shown();
     match shared.query(by, |_| terms::query(table), read).await {

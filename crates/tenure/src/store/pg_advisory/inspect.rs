@@ -30,22 +30,23 @@ pub(super) struct LockSession {
 
 impl LockSession {
     fn read(row: &SimpleQueryRow) -> Option<Self> {
-        let number = |at| row.get(at).and_then(|text| text.parse::<i64>().ok());
-        let (first, second) = (number(0)?.try_into().ok()?, number(1)?.try_into().ok()?);
-        let pid = i32::try_from(number(2)?).ok()?;
-        let application_name = row.get(4).unwrap_or_default().to_owned();
+        let number = |column: &str| row.get(column).and_then(|text| text.parse::<i64>().ok());
+        let (first, second) =
+            (number("classid")?.try_into().ok()?, number("objid")?.try_into().ok()?);
+        let pid = i32::try_from(number("pid")?).ok()?;
+        let application_name = row.get("application_name").unwrap_or_default().to_owned();
         let (name, token) = tag::parse_name(&application_name);
-        let read = row.get(5).and_then(SessionTag::comment).unwrap_or_default();
+        let read = row.get("comment").and_then(SessionTag::comment).unwrap_or_default();
         let unknown = || Identity {
             id: if name.is_empty() { format!("backend {pid}") } else { name.to_owned() },
-            host: row.get(6).unwrap_or_default().to_owned(),
+            host: row.get("host").unwrap_or_default().to_owned(),
             pid: 0,
             note: format!("PostgreSQL backend {pid}"),
         };
         let span = |micros: i64| Duration::from_micros(micros.max(0).unsigned_abs());
-        let (idle_for, now) = (number(8).map(span), number(10)?);
-        let active = flag(row, 7);
-        let granted = flag(row, 3);
+        let (idle_for, now) = (number("idle_for").map(span), number("now")?);
+        let active = flag(row, "is_active");
+        let granted = flag(row, "granted");
         // A session whose comment has no grant time has sent nothing since its claim, so it has been idle since the
         // grant.
         let held_for = read.granted_at.map(|at| span(now.saturating_sub(at)));
@@ -62,7 +63,7 @@ impl LockSession {
             key: read.key.as_deref().and_then(|key| Key::new(key).ok()),
             held_for: held_for.filter(|_| granted),
             lease_left: read.ttl_ms.map(left).filter(|_| granted),
-            waited_for: number(9).map(span),
+            waited_for: number("waited_for").map(span),
             by: read.by.unwrap_or_else(unknown),
             application_name,
         })

@@ -68,16 +68,16 @@ impl Session {
         let rows = connection.simple(&sql::greeting(&marker, terms.as_deref()), by).await;
         let rows = rows.map_err(|error| without_tables(failure::nothing_done(error)))?;
         let row = rows.first().ok_or_else(unexpected_answer)?;
-        let (pid, version) = (number(row, 0)?, number(row, 2)?);
-        if flag(row, 1) {
+        let (pid, version) = (number(row, "pid")?, number(row, "version")?);
+        if flag(row, "is_standby") {
             return Err(failure::standby(settled));
         }
         if version < MIN_SERVER_VERSION {
             let message = "this server is older than PostgreSQL 10, the oldest supported version";
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
-        let started = row.get(4).unwrap_or_default().to_owned();
-        let (leases, found) = (flag(row, 3), FoundIncarnation::read_text(row, 5));
+        let started = row.get("session_started").unwrap_or_default().to_owned();
+        let (leases, found) = (flag(row, "ends_idle_sessions"), FoundIncarnation::read_text(row));
         let (ident, run) =
             (SessionIdent { pid, marker, leases, epoch: None }, Some((incarnation, found)));
         Ok(Self { connection, ident, started, version, terms, run })
@@ -97,10 +97,10 @@ impl Session {
         let sql = sql::claim(&self.ident, tag, spec, wait);
         let rows = self.connection.simple(&sql, by).await.map_err(without_tables)?;
         let row = rows.first().ok_or_else(unexpected_answer)?;
-        match row.get(0) {
+        match row.get("what") {
             Some("granted") => {
-                let token = FencingToken::new(number(row, 1)?, number(row, 2)?);
-                let at = number(row, 3)?;
+                let token = FencingToken::new(number(row, "epoch")?, number(row, "number")?);
+                let at = number(row, "now")?;
                 Ok(SessionClaim::Granted { token, at, terms: self.count(tag, spec, by).await? })
             }
             Some("busy") => Ok(SessionClaim::Busy),
@@ -115,19 +115,19 @@ impl Session {
         let Some(table) = self.terms.as_deref().filter(|_| !spec.shared) else { return Ok(None) };
         let counted = self.connection.simple(&sql::count(tag, table, spec.pair), by).await;
         let rows = counted.map_err(|error| terms::explain(error, table))?;
-        number(rows.first().ok_or_else(unexpected_answer)?, 0).map(Some)
+        number(rows.first().ok_or_else(unexpected_answer)?, "terms").map(Some)
     }
 
     /// Proves that the session lives. [`ErrorKind::NotHeld`] if another session answered, or the server is a standby.
     pub(super) async fn renew(&mut self, tag: &Tag, ttl: Duration, by: Time) -> Result<()> {
         let rows = self.connection.simple(&sql::renew(&self.ident, tag, ttl), by).await?;
         let row = rows.first().ok_or_else(unexpected_answer)?;
-        if !flag(row, 0) {
+        if !flag(row, "is_same_session") {
             let message = "the answer came from another session than the lock's: a pooler is in between; connect \
                            to the server itself";
             return Err(Error::new(ErrorKind::NotHeld, message));
         }
-        if flag(row, 1) {
+        if flag(row, "is_standby") {
             let message = "the server has become a standby: the lock is held nowhere";
             return Err(Error::new(ErrorKind::NotHeld, message));
         }
@@ -137,7 +137,7 @@ impl Session {
     /// Releases the lock. Returns false if the session did not hold it.
     pub(super) async fn release(&mut self, pair: Pair, shared: bool, by: Time) -> Result<bool> {
         let rows = self.connection.simple(&sql::release(&self.ident, pair, shared), by).await?;
-        Ok(flag(rows.first().ok_or_else(unexpected_answer)?, 0))
+        Ok(flag(rows.first().ok_or_else(unexpected_answer)?, "released"))
     }
 
     /// Runs a query that changes no lock of this session.
@@ -185,12 +185,12 @@ pub(super) fn pooler_error() -> Error {
     Error::new(ErrorKind::Misconfigured, message)
 }
 
-pub(super) fn flag(row: &SimpleQueryRow, at: usize) -> bool {
-    row.get(at) == Some("1")
+pub(super) fn flag(row: &SimpleQueryRow, column: &str) -> bool {
+    row.get(column) == Some("1")
 }
 
-pub(super) fn number<T: std::str::FromStr>(row: &SimpleQueryRow, at: usize) -> Result<T> {
-    row.get(at).and_then(|text| text.parse().ok()).ok_or_else(unexpected_answer)
+pub(super) fn number<T: std::str::FromStr>(row: &SimpleQueryRow, column: &str) -> Result<T> {
+    row.get(column).and_then(|text| text.parse().ok()).ok_or_else(unexpected_answer)
 }
 
 fn unexpected_answer() -> Error {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -14,6 +14,7 @@ use super::inspect::{self, LockSession};
 use super::pair::Pair;
 use super::session::{self, Session};
 use super::sql;
+use crate::mutex::Mutex;
 use crate::store::pg::idle::IdlePool;
 use crate::store::pg::incarnation::Incarnation;
 use crate::store::pg::settings::Settings;
@@ -169,7 +170,7 @@ impl AdvisoryShared {
 
     /// Permits to block at the server for one key.
     pub(super) fn wait_permits_of(&self, pair: Pair) -> Arc<Semaphore> {
-        let mut all = lock(&self.wait_permits);
+        let mut all = self.wait_permits.lock();
         if let Some(permits) = all.get(&pair).and_then(Weak::upgrade) {
             return permits;
         }
@@ -189,10 +190,6 @@ fn too_many() -> Error {
         ErrorKind::Unavailable,
         "timed out waiting for a connection: all are busy with other requests",
     )
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[async_trait]

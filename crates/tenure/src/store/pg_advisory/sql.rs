@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::pair::Pair;
 use super::tag::{COMMENT_PREFIX, Tag, name_sql};
+use crate::store::pg::clock::NOW;
 use crate::store::pg::incarnation::{self, TIMELINE};
 use crate::store::pg::table::Table;
 
@@ -49,7 +50,7 @@ pub(super) enum ClaimWait {
 /// counted, it also asks for the incarnation.
 pub(super) fn greeting(marker: &str, terms: Option<&Table>) -> String {
     let incarnation = terms.map_or_else(
-        || "NULL, false, NULL, NULL".to_owned(),
+        || incarnation::NO_COLUMNS.to_owned(),
         |table| incarnation::query_columns(&incarnation::literal(&table.quoted())),
     );
     // Settings that this server does not have are skipped.
@@ -78,9 +79,10 @@ pub(super) fn greeting(marker: &str, terms: Option<&Table>) -> String {
             .to_owned(),
     ];
     format!(
-        "SELECT pg_backend_pid(), pg_is_in_recovery()::int, current_setting('server_version_num'), \
-         (current_setting('idle_session_timeout', true) IS NOT NULL)::int, \
-         (SELECT backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid()), \
+        "SELECT pg_backend_pid() AS pid, pg_is_in_recovery()::int AS is_standby, \
+         current_setting('server_version_num') AS version, \
+         (current_setting('idle_session_timeout', true) IS NOT NULL)::int AS ends_idle_sessions, \
+         (SELECT backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid()) AS session_started, \
          {incarnation}, set_config('tenure.session', '{marker}', false), {}",
         settings.join(", ")
     )
@@ -130,7 +132,7 @@ pub(super) fn claim(own: &SessionIdent, tag: &Tag, spec: &LockSpec, wait: ClaimW
     let held = held_by_own(spec.pair);
     let named = name_sql(name, "c.epoch", "c.number");
     format!(
-        "{comment}SELECT c.what, c.epoch, c.number, (extract(epoch FROM clock_timestamp()) * 1000000)::int8, \
+        "{comment}SELECT c.what, c.epoch, c.number, {NOW} AS now, \
          CASE WHEN c.what = 'granted' THEN set_config('application_name', {named}, false) ELSE {lifted} END, {courtesy} \
          FROM (SELECT b.what, \
          CASE WHEN b.what = 'granted' THEN {epoch} END AS epoch, \
@@ -158,7 +160,9 @@ pub(super) fn count(tag: &Tag, table: &Table, pair: Pair) -> String {
 /// Proves that the session lives and is ours, and that the server is a primary; restarts the idle timeout.
 pub(super) fn renew(own: &SessionIdent, tag: &Tag, ttl: Duration) -> String {
     let (comment, same, armed) = (tag.comment(), own.same(), own.idle_timeout(ttl));
-    format!("{comment}SELECT ({same})::int, pg_is_in_recovery()::int, {armed}")
+    format!(
+        "{comment}SELECT ({same})::int AS is_same_session, pg_is_in_recovery()::int AS is_standby, {armed}"
+    )
 }
 
 /// Releases the lock and notifies watchers.
@@ -167,7 +171,7 @@ pub(super) fn release(own: &SessionIdent, pair: Pair, shared: bool) -> String {
     let Pair { first, second } = pair;
     let (same, lifted) = (own.same(), own.idle_timeout(Duration::ZERO));
     format!(
-        "SELECT CASE WHEN {same} THEN pg_advisory_unlock{suffix}({first}, {second}) ELSE false END::int, \
+        "SELECT CASE WHEN {same} THEN pg_advisory_unlock{suffix}({first}, {second}) ELSE false END::int AS released, \
          {}, {lifted}, set_config('application_name', 'tenure', false)",
         notify(&format!("0:{pair}"))
     )
@@ -215,9 +219,10 @@ pub(super) fn sessions(version: u32, pairs: &[Pair]) -> String {
         _ => format!(" AND ({})", pairs.iter().map(of).collect::<Vec<_>>().join(" OR ")),
     };
     format!(
-        "SELECT l.classid::int8, l.objid::int8, l.pid, l.granted::int, a.application_name, \
-         CASE WHEN left(a.query, {}) = '{COMMENT_PREFIX}' THEN a.query END, coalesce(host(a.client_addr), ''), \
-         (a.state = 'active')::int, {}, {}, {} \
+        "SELECT l.classid::int8 AS classid, l.objid::int8 AS objid, l.pid, l.granted::int AS granted, \
+         a.application_name, CASE WHEN left(a.query, {}) = '{COMMENT_PREFIX}' THEN a.query END AS comment, \
+         coalesce(host(a.client_addr), '') AS host, (a.state = 'active')::int AS is_active, {} AS idle_for, \
+         {} AS waited_for, {NOW} AS now \
          FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid \
          WHERE l.locktype = 'advisory' AND l.objsubid = 2 \
          AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()){those} \
@@ -225,7 +230,6 @@ pub(super) fn sessions(version: u32, pairs: &[Pair]) -> String {
         COMMENT_PREFIX.len(),
         micros("clock_timestamp() - a.state_change"),
         micros(&format!("clock_timestamp() - {waited}")),
-        micros("clock_timestamp()"),
     )
 }
 

@@ -26,9 +26,9 @@ pub(super) fn sql(table: &Table) -> String {
 pub(super) fn query(table: &Table) -> String {
     let (table, version) = (table.quoted(), SHAPE.version);
     format!(
-        "SELECT (obj_description(to_regclass('{table}'), 'pg_class') = '{version}')::int, \
+        "SELECT (obj_description(to_regclass('{table}'), 'pg_class') = '{version}')::int AS is_ours, \
          (SELECT bool_and(has_table_privilege(to_regclass('{table}'), r)) \
-         FROM unnest('{{SELECT,INSERT,UPDATE}}'::text[]) AS r)::int"
+         FROM unnest('{{SELECT,INSERT,UPDATE}}'::text[]) AS r)::int AS allowed"
     )
 }
 

@@ -10,7 +10,7 @@ use crate::{Error, ErrorKind, Result};
 pub(super) async fn server(shared: &LeaseShared, by: Time) -> Result<Vec<Finding>> {
     let table = &shared.table;
     let rights = format!(
-        "SELECT bool_and(has_table_privilege('{}', r))::int FROM unnest('{{SELECT,INSERT,UPDATE}}'::text[]) AS r",
+        "SELECT bool_and(has_table_privilege('{}', r))::int AS allowed FROM unnest('{{SELECT,INSERT,UPDATE}}'::text[]) AS r",
         table.quoted()
     );
     let incarnation = pg::incarnation::examination(table);
@@ -24,7 +24,7 @@ pub(super) async fn server(shared: &LeaseShared, by: Time) -> Result<Vec<Finding
     };
     let mut findings = pg::examine::findings(server, shared.pool.settings());
     let name = table.shown();
-    findings.push(if rights.get(0) == Some("1") {
+    findings.push(if rights.get("allowed") == Some("1") {
         Finding::ok("rights", format!("sufficient on {name}"))
     } else {
         Finding::failed("rights", format!("insufficient on {name}"))

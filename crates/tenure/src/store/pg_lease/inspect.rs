@@ -28,14 +28,14 @@ impl LeaseHolder {
     pub(super) fn all(rows: &[Row]) -> impl Iterator<Item = Self> {
         rows.iter().filter_map(|row| {
             Some(Self {
-                now: row.get(0),
-                space: row.get::<_, Option<_>>(1)?,
-                key: Key::new(row.get::<_, Option<&str>>(2)?).ok()?,
-                epoch: row.get(3),
-                number: row.get(4),
-                by: identity(row, 5),
-                granted: row.get(9),
-                until: row.get(10),
+                now: row.get("now"),
+                space: row.get::<_, Option<_>>("space")?,
+                key: Key::new(row.get::<_, Option<&str>>("key")?).ok()?,
+                epoch: row.get("epoch"),
+                number: row.get("number"),
+                by: identity(row),
+                granted: row.get("granted"),
+                until: row.get("until"),
             })
         })
     }
@@ -52,15 +52,15 @@ impl LeaseHolder {
     }
 }
 
-/// Reads an identity from four columns, from `at` on: id, host, pid, note.
-pub(super) fn identity(row: &Row, at: usize) -> Identity {
-    let text = |at| row.get::<_, Option<String>>(at).unwrap_or_default();
-    let pid = row.get::<_, Option<i64>>(at + 2).unwrap_or_default();
+/// Reads the identity of a holder.
+pub(super) fn identity(row: &Row) -> Identity {
+    let text = |column| row.get::<_, Option<String>>(column).unwrap_or_default();
+    let pid = row.get::<_, Option<i64>>("pid").unwrap_or_default();
     Identity {
-        id: text(at),
-        host: text(at + 1),
+        id: text("id"),
+        host: text("host"),
         pid: u32::try_from(pid).unwrap_or_default(),
-        note: text(at + 3),
+        note: text("note"),
     }
 }
 

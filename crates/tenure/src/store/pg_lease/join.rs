@@ -23,7 +23,9 @@ pub(super) async fn claim(
 ) -> Result<Answer> {
     let (rows, reading, window) = send(shared, claim, limit).await?;
     match rows.first() {
-        Some(row) if row.get(1) => Ok(Answer::Granted(granted(shared, claim, row, reading))),
+        Some(row) if row.get("granted") => {
+            Ok(Answer::Granted(granted(shared, claim, row, reading)))
+        }
         _ if !window.contains(reading.db) => {
             let message = "the claim arrived too late, or the database's clock was set: \
                            nothing was claimed";
@@ -66,7 +68,7 @@ async fn send(
     // A free key that was used before needs only the short statement; any other answer needs the long one.
     let sql = if claim.mode == Mode::Exclusive {
         let (rows, reading) =
-            shared.grant_on(&mut connection, &shared.sql.take, &parameters, by).await?;
+            shared.access().grant(&mut connection, &shared.sql.take, &parameters, by).await?;
         if !rows.is_empty() {
             return Ok((rows, reading, window));
         }
@@ -75,12 +77,12 @@ async fn send(
         parameters.extend([(&slots as _, Type::INT4), (&space as _, Type::INT2)]);
         &shared.sql.claim_shared
     };
-    let (rows, reading) = shared.grant_on(&mut connection, sql, &parameters, by).await?;
+    let (rows, reading) = shared.access().grant(&mut connection, sql, &parameters, by).await?;
     Ok((rows, reading, window))
 }
 
 fn granted(shared: &Arc<LeaseShared>, claim: &Claim, row: &Row, reading: Reading) -> Grant {
-    let (epoch, number) = (row.get(2), row.get(3));
+    let (epoch, number) = (row.get("epoch"), row.get("number"));
     let name = HoldName {
         space: space_number(claim.mode.space()),
         key: claim.key.clone(),
@@ -116,10 +118,11 @@ fn contended(claim: &Claim, rows: &[Row]) -> Result<Contended> {
     let mut holders = Vec::new();
     let mut holder = None;
     for row in rows {
-        let (Some(epoch), Some(number)) = (row.get(2), row.get(3)) else { continue };
+        let (Some(epoch), Some(number)) = (row.get("epoch"), row.get("number")) else { continue };
         holders.push((epoch, number));
-        holder.get_or_insert_with(|| inspect::identity(row, 4));
-        if let (Mode::Slot { limit }, Some(slots)) = (claim.mode, row.get::<_, Option<i32>>(8))
+        holder.get_or_insert_with(|| inspect::identity(row));
+        if let (Mode::Slot { limit }, Some(slots)) =
+            (claim.mode, row.get::<_, Option<i32>>("slots"))
             && i32::try_from(limit) != Ok(slots)
         {
             let message = format!("the semaphore is in use with {slots} slots, not {limit}");

@@ -2,6 +2,7 @@
 
 use tokio_postgres::Row;
 
+use crate::store::pg::clock::NOW;
 use crate::store::pg::incarnation;
 use crate::store::pg::shape::TableShape;
 use crate::store::pg::table::Table;
@@ -37,8 +38,8 @@ const SHAPE: TableShape = TableShape {
 /// table, and the incarnation.
 pub(super) fn greeting(table: &Table) -> String {
     format!(
-        "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8, pg_is_in_recovery(), \
-                to_regclass('{0}') IS NOT NULL, obj_description(to_regclass('{0}'), 'pg_class'), {1}",
+        "SELECT {NOW} AS now, pg_is_in_recovery() AS is_standby, to_regclass('{0}') IS NOT NULL AS table_exists, \
+                obj_description(to_regclass('{0}'), 'pg_class') AS comment, {1}",
         table.quoted(),
         incarnation::query_columns(&incarnation::literal(&table.quoted()))
     )
@@ -47,7 +48,7 @@ pub(super) fn greeting(table: &Table) -> String {
 /// Checks that the table exists and has this version.
 pub(super) fn check(greeting: Option<&Row>, table: &Table) -> Result<()> {
     let Some(row) = greeting else { return Ok(()) };
-    let (exists, comment): (bool, Option<String>) = (row.get(2), row.get(3));
+    let (exists, comment): (bool, Option<String>) = (row.get("table_exists"), row.get("comment"));
     let name = table.shown();
     if !exists {
         let message = format!("there is no table {name}: run `tenure schema --locks --apply`");

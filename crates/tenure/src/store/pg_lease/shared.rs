@@ -12,6 +12,7 @@ use tokio_postgres::Row;
 use super::renewal_queue::{LeaseQueue, LeaseRenewer};
 use super::schema;
 use super::sql::LeaseStatements;
+use crate::store::pg::access::TableAccess;
 use crate::store::pg::clock::{DbClock, Reading};
 use crate::store::pg::connect::Parameter;
 use crate::store::pg::failure;
@@ -20,7 +21,7 @@ use crate::store::pg::pool::{Pool, PooledConnection};
 use crate::store::pg::settings::Settings;
 use crate::store::pg::table::Table;
 use crate::store::pg::watch::WatchRegistry;
-use crate::{Clock, Error, ErrorKind, Result};
+use crate::{Clock, Result};
 
 /// Timeout of a request that has none of its own.
 pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -81,13 +82,13 @@ impl LeaseShared {
             let sent = self.clock.now();
             let greeting = schema::greeting(&self.table);
             let rows = connection.query(&greeting, &[], by).await.map_err(failure::nothing_done)?;
-            let reading = self.read(&rows, sent)?;
-            if rows.first().is_some_and(|row| row.get(1)) {
+            let reading = Reading::of(&rows, sent, self.clock.now())?;
+            if rows.first().is_some_and(|row| row.get("is_standby")) {
                 return Err(failure::standby(self.settled.load(Ordering::Relaxed)));
             }
             schema::check(rows.first(), &self.table)?;
             if let Some(row) = rows.first() {
-                self.incarnation.note(FoundIncarnation::read(row, 4));
+                self.incarnation.note(FoundIncarnation::read(row));
             }
             self.settled.store(true, Ordering::Relaxed);
             self.db_clock.note(reading);
@@ -95,7 +96,7 @@ impl LeaseShared {
         Ok(connection)
     }
 
-    /// Sends one request. The first column of every answer is the database's clock.
+    /// Sends one request. Every answer has the column `now`, the database's clock.
     pub(super) async fn ask(
         &self,
         sql: &str,
@@ -103,59 +104,12 @@ impl LeaseShared {
         by: Time,
     ) -> Result<(Vec<Row>, Reading)> {
         let mut connection = self.connection(by).await?;
-        self.ask_on(&mut connection, sql, parameters, by).await
+        self.access().ask(&mut connection, sql, parameters, by).await
     }
 
-    pub(super) async fn ask_on(
-        &self,
-        connection: &mut PooledConnection<'_>,
-        sql: &str,
-        parameters: &[Parameter<'_>],
-        by: Time,
-    ) -> Result<(Vec<Row>, Reading)> {
-        let sent = self.clock.now();
-        let rows = connection.query(sql, parameters, by).await?;
-        let reading = self.read(&rows, sent)?;
-        if !rows.is_empty()
-            && let Some(jump) = self.db_clock.note(reading)
-        {
-            tracing::warn!(name: "tenure.clock_jump", store = %self, jump_ms = jump / 1_000);
-        }
-        Ok((rows, reading))
-    }
-
-    /// Sends one request that grants: fills in the epoch, and retries if the server was restarted meanwhile.
-    pub(super) async fn grant_on(
-        &self,
-        connection: &mut PooledConnection<'_>,
-        sql: &str,
-        parameters: &[Parameter<'_>],
-        by: Time,
-    ) -> Result<(Vec<Row>, Reading)> {
-        let mut failures = 0;
-        loop {
-            self.incarnation.ensure_epoch(connection, by).await?;
-            let sql = self.incarnation.fill(sql);
-            match self.ask_on(connection, &sql, parameters, by).await {
-                Err(error) => {
-                    self.incarnation.recover(error, failures, &self.table, connection, by).await?;
-                }
-                answered => return answered,
-            }
-            failures += 1;
-        }
-    }
-
-    fn read(&self, rows: &[Row], sent: Time) -> Result<Reading> {
-        let replied = self.clock.now();
-        let db = match rows.first() {
-            Some(row) => row.try_get(0).map_err(|error| {
-                Error::new(ErrorKind::Misconfigured, "the server sent an unexpected answer")
-                    .because(error)
-            })?,
-            None => 0,
-        };
-        Ok(Reading { sent, replied, db })
+    pub(super) fn access(&self) -> TableAccess<'_> {
+        let Self { table, clock, db_clock, incarnation, .. } = self;
+        TableAccess { table, clock, db_clock, incarnation, user: self }
     }
 
     /// Secret of a claim: the same each time the claim is sent, and unpredictable to other processes.

@@ -4,12 +4,10 @@
 //! decides only by columns of the row that it writes. If it had to wait for another transaction, PostgreSQL reads that
 //! row again, and no other: a decision by any other row could be stale.
 
+use crate::store::pg::clock::NOW;
 use crate::store::pg::durable::DURABLE;
 use crate::store::pg::incarnation::EPOCH;
 use crate::store::pg::table::Table;
-
-/// SQL of the database's clock, in microseconds since 1970.
-pub(super) const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
 
 /// SQL condition that the claim is executed in time. It uses parameters that have the same number in every claim.
 ///

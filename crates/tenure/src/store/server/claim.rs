@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use tenure_core::wire::{ClaimId, ExtensionRequest, Request};
@@ -13,6 +13,7 @@ use super::connection::{Connection, ConnectionEnd};
 use super::pool::FreeConnections;
 use super::wire::{OwnedReply, Protocol, wire_key};
 use crate::Clock;
+use crate::mutex::Mutex;
 use crate::store::{Claim, KeySpace, Loss};
 
 /// A connection with the claims that it carries.
@@ -307,6 +308,6 @@ impl ServerClaims {
     }
 
     fn lock(&self) -> MutexGuard<'_, ClaimRegistry> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }

@@ -6,7 +6,7 @@ use std::fmt;
 use std::io;
 #[cfg(unix)]
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
 use tenure_core::Time;
@@ -16,6 +16,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::wire::{NoReply, OwnedReply};
 use crate::Clock;
+use crate::mutex::Mutex;
 
 /// Maximum number of unanswered requests of a connection.
 const MAX_REQUESTS_IN_FLIGHT: usize = 65_536;
@@ -217,7 +218,7 @@ impl<C> fmt::Debug for Connection<C> {
 
 impl<C> ConnectionInner<C> {
     fn lock(&self) -> MutexGuard<'_, ConnectionState<C>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn send<const N: usize>(

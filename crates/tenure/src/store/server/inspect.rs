@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
-use tenure_core::{FencingToken, Key};
+use tenure_core::{FencingToken, Key, hex};
 
 use super::wire::WIRE_BLANK;
 use crate::store::{HistoryEvent, HolderState, Identity, KeySpace, KeyState, Version, WaiterState};
@@ -25,7 +25,7 @@ pub(super) fn parse_page(json: &[u8], space: KeySpace) -> Option<(Vec<KeyState>,
     let keys = page.get("keys")?.as_array()?;
     let keys = keys.iter().filter_map(|key| parse_key_state(key, space)).collect();
     let after = match page.get("after").and_then(Value::as_str) {
-        Some(after) => Some(decode_hex(after)?),
+        Some(after) => Some(hex::decode(after)?),
         None => None,
     };
     Some((keys, after))
@@ -98,16 +98,6 @@ fn parse_identity(text: &str) -> Option<Identity> {
 
 fn millis(value: &Value, name: &str) -> Option<Duration> {
     value.get(name)?.as_u64().map(Duration::from_millis)
-}
-
-/// Decodes hexadecimal digits.
-fn decode_hex(hex: &str) -> Option<Vec<u8>> {
-    let digits: Vec<u8> = hex
-        .chars()
-        .map(|c| c.to_digit(16).and_then(|digit| u8::try_from(digit).ok()))
-        .collect::<Option<_>>()?;
-    let pairs = digits.chunks_exact(2);
-    pairs.remainder().is_empty().then(|| pairs.map(|pair| pair[0] << 4 | pair[1]).collect())
 }
 
 /// Parses the reply to `stats` for one key: the numbers of holders and waiters, without their names.

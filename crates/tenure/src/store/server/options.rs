@@ -1,10 +1,15 @@
 //! Options in the URL of a lock server.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::path::PathBuf;
 
+use tenure_core::escape::Escape;
+
+use crate::store::url_options::{self, UrlOption};
 use crate::{Error, ErrorKind, Result};
 
+/// Options of the URL.
+const OPTIONS: &[&str] = &["auth_token_file", "ca", "cert", "fencing", "key"];
 /// Default port.
 const DEFAULT_PORT: u16 = 6388;
 /// Maximum number of addresses of one server.
@@ -84,7 +89,7 @@ impl Options {
         let rest = rest.strip_prefix("//").ok_or_else(|| {
             invalid("the URL of a lock server has no host: write tenure://HOST:PORT")
         })?;
-        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (place, given) = url_options::split(rest);
         let (user, hosts) = place.rsplit_once('@').map_or((None, place), |(u, h)| (Some(u), h));
         let hosts = hosts.strip_suffix('/').unwrap_or(hosts);
         let addresses = hosts.split(',').map(Address::parse).collect::<Result<Vec<_>>>()?;
@@ -101,7 +106,7 @@ impl Options {
             key: None,
             ordered_tokens: false,
         };
-        options.read_query(query)?;
+        options.read(given)?;
         let password = user.map(|user| user.split_once(':').map_or(user, |(_, secret)| secret));
         let password = password.map(decoded).transpose()?.filter(|secret| !secret.is_empty());
         options.secret = match (password, &options.auth_token_file) {
@@ -120,9 +125,9 @@ impl Options {
         Ok(options)
     }
 
-    fn read_query(&mut self, query: &str) -> Result<()> {
-        for option in query.split('&').filter(|option| !option.is_empty()) {
-            let (name, value) = option.split_once('=').unwrap_or((option, ""));
+    fn read<'a>(&mut self, options: impl Iterator<Item = UrlOption<'a>>) -> Result<()> {
+        for option in options {
+            let UrlOption { name, value, .. } = option;
             let slot = match name {
                 "fencing" if value == "ordered" && !self.ordered_tokens => {
                     self.ordered_tokens = true;
@@ -141,16 +146,9 @@ impl Options {
                     let message = format!("the option {name} is for TLS: write tenures://");
                     return Err(invalid(&message));
                 }
-                _ => {
-                    let name: String = name.chars().filter(|c| !c.is_control()).take(40).collect();
-                    let message = format!(
-                        "unknown option {name:?} in the URL of a lock server; supported: auth_token_file, ca, cert, fencing, key"
-                    );
-                    return Err(invalid(&message));
-                }
+                _ => return Err(option.unknown("a lock server", OPTIONS)),
             };
-            let path = String::from_utf8(decoded(value)?)
-                .map_err(|_| invalid(&format!("the option {name} is not UTF-8")))?;
+            let path = option.decoded()?;
             if path.is_empty() || slot.is_some() {
                 return Err(invalid(&format!("the option {name} takes one file, once")));
             }
@@ -213,37 +211,15 @@ fn invalid(message: &str) -> Error {
     Error::new(ErrorKind::Invalid, message)
 }
 
+/// Decodes `%XX`. An error does not quote the text: it may be part of a secret.
 fn decoded(text: &str) -> Result<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let digit = |byte: Option<u8>| byte.and_then(|b| char::from(b).to_digit(16));
-        match (digit(rest.next()), digit(rest.next())) {
-            (Some(high), Some(low)) => {
-                bytes.push(u8::try_from(high * 16 + low).expect("two digits make a byte"));
-            }
-            // Not quoted: the text may be part of a secret.
-            _ => return Err(invalid("the URL has a % that two hexadecimal digits do not follow")),
-        }
-    }
-    Ok(bytes)
+    let bytes = Escape::PERCENT.decode(text);
+    bytes.ok_or_else(|| invalid("the URL has a % that two hexadecimal digits do not follow"))
 }
 
 fn encoded(text: &str) -> String {
-    let mut out = String::new();
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~/:@".contains(&byte) {
-            out.push(char::from(byte));
-        } else {
-            // Writing to a string cannot fail.
-            let _ = write!(out, "%{byte:02X}");
-        }
-    }
-    out
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/:@".contains(&byte);
+    Escape::PERCENT.encode(text.as_bytes(), is_plain)
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! Free connections of the plain protocol, which needs a connection per wait.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use super::connection::Connection;
+use crate::mutex::Mutex;
 
 /// Number of free connections that are kept for reuse.
 const MAX_POOLED_CONNECTIONS: usize = 4;
@@ -48,6 +49,6 @@ impl<C> FreeConnections<C> {
     }
 
     fn lock(&self) -> MutexGuard<'_, FreeList<C>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }

@@ -1,6 +1,6 @@
 //! The connection strings of libpq: `host=localhost dbname=app`.
 
-use std::fmt::Write as _;
+use tenure_core::escape::Escape;
 
 use super::invalid;
 use crate::Result;
@@ -21,13 +21,8 @@ pub(super) fn as_url(text: &str) -> Result<String> {
         }
         url.push_str(name);
         url.push('=');
-        for byte in value.bytes() {
-            if byte.is_ascii_alphanumeric() {
-                url.push(char::from(byte));
-            } else {
-                let _ = write!(url, "%{byte:02X}");
-            }
-        }
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric();
+        url.push_str(&Escape::PERCENT.encode(value.as_bytes(), is_plain));
         rest = after.trim_start();
     }
     Ok(url)
