@@ -473,7 +473,7 @@ mod tests {
             jobs("queue", tenure_core::jobs::JobState::Failed, Some(1));
             job_reclaimed("queue", 1);
         });
-        let recorded = listener.0.into_inner().expect("no recorder panicked");
+        let recorded = std::mem::take(&mut *listener.0.lock());
         let table: BTreeSet<Row> = METRICS
             .iter()
             .map(|metric| {
