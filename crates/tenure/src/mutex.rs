@@ -1,6 +1,8 @@
 //! A mutex without poisoning.
 
 use std::fmt;
+#[cfg(any(test, all(unix, feature = "file")))]
+use std::sync::TryLockError;
 use std::sync::{self, MutexGuard, PoisonError};
 
 /// Mutex that can still be locked after a panic under its lock.
@@ -17,6 +19,16 @@ impl<T> Mutex<T> {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks without waiting; `None` if another thread has the lock.
+    #[cfg(any(test, all(unix, feature = "file")))]
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        match self.0.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 }
 
@@ -43,5 +55,8 @@ mod tests {
         });
         assert!(panicked);
         assert_eq!(*mutex.lock(), 2);
+        let guard = mutex.try_lock();
+        assert!(guard.is_some());
+        assert!(mutex.try_lock().is_none());
     }
 }

@@ -520,7 +520,7 @@ mod tests {
             job_reclaimed("queue", 1);
             drop(StoreAway::new("tenure://locks.example"));
         });
-        let recorded = listener.0.into_inner().expect("no recorder panicked");
+        let recorded = std::mem::take(&mut *listener.0.lock());
         let table: BTreeSet<Row> = METRICS
             .iter()
             .map(|metric| {

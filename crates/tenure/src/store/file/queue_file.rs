@@ -22,8 +22,8 @@
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use rustix::fs::{FlockOperation, Mode as Permissions, OFlags};
 use rustix::io::Errno;
@@ -34,6 +34,7 @@ use super::format::{
 };
 use super::layout::CHECK_VALIDITY_NANOS;
 use super::system::{FileId, NO_ACCESS_TIME, file_id, is_file_at, is_linked, system_error};
+use crate::mutex::Mutex;
 use crate::store::KeySpace;
 use crate::{Error, ErrorKind, Key, Result};
 
@@ -88,11 +89,7 @@ impl QueueFile {
 
     /// Tries to lock the file, without waiting; `None` if another process or thread has it locked.
     pub(super) fn try_lock(&self) -> Result<Option<QueueFileLock<'_>>> {
-        let content = match self.content.try_lock() {
-            Ok(content) => content,
-            Err(TryLockError::Poisoned(content)) => content.into_inner(),
-            Err(TryLockError::WouldBlock) => return Ok(None),
-        };
+        let Some(content) = self.content.try_lock() else { return Ok(None) };
         match rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Some(QueueFileLock { _flock: Flock(&self.file), content })),
             Err(Errno::WOULDBLOCK | Errno::INTR) => Ok(None),
