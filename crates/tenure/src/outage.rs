@@ -268,7 +268,7 @@ mod tests {
         let (clock, hand) = Clock::manual();
         let reports = Arc::new(Mutex::new(Vec::new()));
         let (told, mut callbacks) = (Arc::clone(&reports), OutageCallbacks::default());
-        callbacks.push(move |outage| told.lock().expect("reports").push(outage.clone()));
+        callbacks.push(move |outage| told.lock().push(outage.clone()));
         let monitor = OutageMonitor::new(clock, "key", "store", callbacks);
         let mut reporting = pin!(monitor.report());
         let step = async |reporting: &mut std::pin::Pin<&mut _>| {
@@ -282,9 +282,9 @@ mod tests {
         step(&mut reporting).await;
         monitor.failed(&Error::new(ErrorKind::Unavailable, "no answer"));
         step(&mut reporting).await;
-        assert_eq!(reports.lock().expect("reports").len(), 0);
+        assert_eq!(reports.lock().len(), 0);
         hand.advance(tenure_core::outage::FIRST_REPORT_AFTER);
         step(&mut reporting).await;
-        assert!(matches!(reports.lock().expect("reports")[..], [StoreOutage::Away { .. }]));
+        assert!(matches!(reports.lock()[..], [StoreOutage::Away { .. }]));
     }
 }
