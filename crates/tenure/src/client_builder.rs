@@ -41,7 +41,7 @@ impl ClientBuilder {
     }
 
     /// Calls `f` within two seconds of an outage, every 30 s after that, and when the store is back. It is called while
-    /// the client connects; [`LockRequest::on_outage`](crate::LockRequest::on_outage) is for later.
+    /// the client waits for the store, so only with [`wait_for_store`](Self::wait_for_store); [`LockRequest::on_outage`](crate::LockRequest::on_outage) is for later.
     pub fn on_outage(mut self, f: impl Fn(&StoreOutage) + Send + Sync + 'static) -> Self {
         self.on_outage.push(f);
         self

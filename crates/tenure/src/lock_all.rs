@@ -10,10 +10,13 @@ use tenure_core::{Key, Time};
 use tokio::task::JoinSet;
 
 use crate::client::Client;
-use crate::drive::{Either, race};
+use crate::drive::{Either, before, race};
 use crate::guard::{Guard, Lost};
 use crate::request::LockRequest;
 use crate::{Error, ErrorKind, Result};
+
+/// Time that a failed request waits for the release of the locks that it had acquired.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Request for several locks. Made by [`Client::lock_all`].
 ///
@@ -53,8 +56,9 @@ impl Client {
 }
 
 impl LockAllRequest {
-    /// Applies settings to the request of every lock. A timeout that is set here holds for each lock by itself; use
-    /// [`timeout`](Self::timeout) instead.
+    /// Applies settings to the request of every lock. Each lock counts its settings by itself:
+    /// [`max_hold`](LockRequest::max_hold) from its own grant, also while the others are waited for, and a timeout from
+    /// its own request (use [`timeout`](Self::timeout) instead).
     pub fn each(mut self, settings: impl Fn(LockRequest) -> LockRequest + Send + 'static) -> Self {
         self.each.push(Box::new(settings));
         self
@@ -120,8 +124,8 @@ impl LockAllRequest {
             match next {
                 Ok(guard) => held.0.push(guard),
                 Err(error) => {
-                    // The reason matters more than a release without an answer: the hold ends with its lease then.
-                    let _ = held.release().await;
+                    // The reason matters more than the answers to the releases, which go on in the background.
+                    before(&clock, clock.now() + RELEASE_PATIENCE, held.release()).await;
                     return Err(error);
                 }
             }
@@ -218,7 +222,8 @@ impl LockGuards {
     ///
     /// # Errors
     ///
-    /// The first error, as [`Guard::release`] reports it. The other locks are released all the same.
+    /// The error of one of the locks, as [`Guard::release`] reports it: a loss, if there is one. The other locks are
+    /// released all the same.
     ///
     /// # Cancel safety
     ///
@@ -232,7 +237,13 @@ impl LockGuards {
                 let message = "the task that released the lock has ended with its runtime";
                 Err(Error::new(ErrorKind::Shutdown, message).because(error))
             });
-            first = first.and(result);
+            // A loss says more than a release without an answer.
+            let is_loss = |result: &Result<()>| {
+                result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Lost)
+            };
+            if first.is_ok() || (is_loss(&result) && !is_loss(&first)) {
+                first = result;
+            }
         }
         first
     }

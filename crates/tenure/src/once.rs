@@ -60,6 +60,7 @@ enum SlotSpec {
 ///
 /// See [`OnceRequest`] for an example.
 #[derive(Debug)]
+#[must_use = "a run that is dropped uses up its slot"]
 pub enum Once {
     /// This process runs the slot. Report the outcome with [`OnceRun::done`] or [`OnceRun::failed`].
     Run(OnceRun),

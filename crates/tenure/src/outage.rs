@@ -138,9 +138,9 @@ impl OutageMonitor {
     /// Takes the result of a request that is retried unless it was refused for good.
     pub(crate) fn ended<T>(&self, result: &Result<T>) {
         match result {
-            Ok(_) => self.answered(),
             Err(error) if error.failure() != RequestFailure::Permanent => self.failed(error),
-            Err(_) => {}
+            // A refusal is an answer of the store, too.
+            Ok(_) | Err(_) => self.answered(),
         }
     }
 

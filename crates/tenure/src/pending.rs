@@ -24,6 +24,7 @@ use crate::{Clock, Error, Guard, Result, Store};
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]
+#[must_use = "dropping a place leaves the queue"]
 pub struct Pending {
     key: Key,
     store: Arc<dyn Store>,

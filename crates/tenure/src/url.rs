@@ -82,6 +82,9 @@ impl Schemes {
         for scheme in self.0.keys() {
             let problem = match scheme.as_str() {
                 scheme if !is_scheme(scheme) => "is not the scheme of a URL",
+                scheme if scheme.contains(|c: char| c.is_ascii_uppercase()) => {
+                    "is not in lower case"
+                }
                 scheme if is_own(scheme) => "belongs to a store of tenure",
                 _ => continue,
             };
@@ -204,6 +207,7 @@ mod tests {
             ("memory", "belongs to a store of tenure"),
             ("pigeon:", "is not the scheme of a URL"),
             ("", "is not the scheme of a URL"),
+            ("Postgres", "is not in lower case"),
         ] {
             let mut schemes = Schemes::default();
             schemes.add(scheme, async |_| Ok(Arc::new(MemoryStore::new()) as Arc<dyn Store>));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure_core::Key;
+use tenure_core::{Key, Time};
 
 use crate::drive::race;
 use crate::store::{KeySpace, KeyState, Store, Version};
@@ -27,6 +27,7 @@ const BACKSTOP_INTERVAL: Duration = Duration::from_secs(5);
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]
+#[must_use = "a watch does nothing until it is polled"]
 pub struct KeyWatch {
     store: Arc<dyn Store>,
     clock: Clock,
@@ -37,19 +38,19 @@ pub struct KeyWatch {
     returned: Option<Version>,
     /// Version that the store showed last; `None` if the store must be queried now.
     seen: Option<Version>,
-    /// The last query failed: the next one comes after a pause.
-    failed: bool,
+    /// Instant of the next query, also if no change is reported. It stays when a call is dropped.
+    next_poll: Time,
 }
 
 impl KeyWatch {
     pub(crate) fn new(store: Arc<dyn Store>, clock: Clock, key: Key, space: KeySpace) -> Self {
         let poll_every = if store.capabilities().push { BACKSTOP_INTERVAL } else { POLL_INTERVAL };
-        Self { store, clock, key, space, poll_every, returned: None, seen: None, failed: false }
+        let (returned, seen, next_poll) = (None, None, Time::ZERO);
+        Self { store, clock, key, space, poll_every, returned, seen, next_poll }
     }
 
     /// Sets the longest interval between two queries; by default 1 s on a store that does not push changes, 5 s on one
     /// that does.
-    #[must_use]
     pub fn poll_every(mut self, time: Duration) -> Self {
         self.poll_every = time.max(Duration::from_millis(1));
         self
@@ -67,27 +68,21 @@ impl KeyWatch {
     /// Dropping the future loses no change; the next call returns the state if it has changed since.
     pub async fn next(&mut self) -> Result<KeyState> {
         loop {
-            if let Some(seen) = self.seen {
-                self.wait(seen).await;
-            } else if self.failed {
-                self.pause().await;
+            match self.seen {
+                Some(seen) => self.wait(seen).await,
+                None => self.clock.sleep_until(self.next_poll).await,
             }
             // If this future is dropped during the query, the next call must query at once: the change that ended the
             // wait was not reported yet.
             self.seen = None;
-            self.failed = false;
-            match self.current().await {
-                Err(error) => {
-                    self.failed = true;
-                    return Err(error);
-                }
-                Ok(state) => {
-                    self.seen = Some(state.version);
-                    if self.returned != self.seen {
-                        self.returned = self.seen;
-                        return Ok(state);
-                    }
-                }
+            self.next_poll = Time::ZERO;
+            let state = self.current().await;
+            self.next_poll = self.clock.now() + self.poll_every;
+            let state = state?;
+            self.seen = Some(state.version);
+            if self.returned != self.seen {
+                self.returned = self.seen;
+                return Ok(state);
             }
         }
     }
@@ -106,10 +101,6 @@ impl KeyWatch {
                 std::future::pending::<()>().await;
             }
         };
-        race(self.pause(), changed).await;
-    }
-
-    async fn pause(&self) {
-        self.clock.sleep_until(self.clock.now() + self.poll_every).await;
+        race(self.clock.sleep_until(self.next_poll), changed).await;
     }
 }

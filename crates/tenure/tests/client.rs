@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenure::conformance::{Fault, Faults, Op};
-use tenure::store::FindingLevel;
-use tenure::{Client, ErrorKind, Handle, MemoryStore};
+use tenure::store::{
+    Answer, Capabilities, Claim, FindingLevel, KeySpace, KeyState, Store, async_trait,
+};
+use tenure::{Client, Clock, ErrorKind, Handle, Key, MemoryStore, Result};
 use tokio::time::timeout;
 
 const SOON: Duration = Duration::from_secs(10);
@@ -93,4 +95,56 @@ async fn is_pending(future: impl Future<Output = ()>) -> bool {
         std::task::Poll::Ready(future.as_mut().poll(context).is_pending())
     })
     .await
+}
+
+/// Calls that are dropped before the next poll do not put it off: on a store that does not push, the change is seen.
+#[tokio::test]
+async fn a_watch_that_is_dropped_often_still_polls() {
+    let (clock, hand) = Clock::manual();
+    let store = Arc::new(MemoryStore::with_clock(clock.clone()));
+    // Without notifications: only polls show a change.
+    let client = Client::with_store(Arc::new(Silent(store.clone()))).with_clock(clock.clone());
+    let other = Client::with_store(store).with_clock(clock);
+    let mut watch = client.watch("k").unwrap();
+    assert!(!watch.next().await.unwrap().is_in_use());
+    let _guard = other.lock("k").acquire().await.unwrap();
+    for _ in 0..10 {
+        let seen = tokio::select! {
+            biased;
+            state = watch.next() => Some(state.unwrap()),
+            () = tokio::task::yield_now() => None,
+        };
+        if let Some(state) = seen {
+            return assert_eq!(state.holders.len(), 1);
+        }
+        hand.advance(Duration::from_millis(200));
+    }
+    panic!("two seconds have passed, and the store was not asked");
+}
+
+/// A store that pushes nothing.
+#[derive(Debug)]
+struct Silent(Arc<MemoryStore>);
+
+impl std::fmt::Display for Silent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("silent:")
+    }
+}
+
+#[async_trait]
+impl Store for Silent {
+    fn capabilities(&self) -> Capabilities {
+        let mut can = self.0.capabilities();
+        can.push = false;
+        can
+    }
+
+    async fn claim(&self, claim: &Claim, limit: Duration) -> Result<Answer> {
+        self.0.claim(claim, limit).await
+    }
+
+    async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState> {
+        self.0.inspect(key, space).await
+    }
 }

@@ -1,7 +1,7 @@
 //! `tenure once`: runs a command at most once per period across a fleet.
 
 use std::ffi::OsString;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use clap::Args;
 use tenure::once::OnceRun;
@@ -38,6 +38,9 @@ pub(crate) struct Once {
     command: Vec<OsString>,
 }
 
+/// Time limit for the release of a claim that was abandoned.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+
 pub(crate) fn run(arguments: &Once) -> Exit {
     let reporter = |events| Reporter::new(arguments.name.clone(), arguments.output, events);
     session::run(arguments.output, reporter, None, async |session| {
@@ -46,15 +49,22 @@ pub(crate) fn run(arguments: &Once) -> Exit {
 }
 
 async fn begin(arguments: &Once, mut signals: Signals, reporter: &Reporter) -> Exit {
-    let begun = async {
-        let client = session::open_store(arguments.store.connect(), reporter).await?;
-        let begun = request::once(&arguments.schedule, &client, &arguments.name).begin().await;
-        Ok::<_, Exit>((client, begun))
+    let opening = session::open_store(arguments.store.connect(), reporter);
+    let client = match session::unless_stopped(opening, &mut signals, reporter).await {
+        Ok(Ok(client)) => client,
+        Ok(Err(exit)) => return exit,
+        Err(signal) => return Exit::Signal(signal as i32),
     };
-    let begun = session::unless_stopped(begun, &mut signals, reporter).await;
-    let (client, begun) = match begun.unwrap_or_else(|signal| Err(Exit::Signal(signal as i32))) {
+    let claiming = request::once(&arguments.schedule, &client, &arguments.name).begin();
+    let begun = session::unless_stopped(claiming, &mut signals, reporter).await;
+    if !matches!(begun, Ok(Ok(_))) {
+        // A claim whose answer was not awaited, or did not come, may have marked the slot as run. It is released in the
+        // background: otherwise no host would run the slot.
+        let _ = tokio::time::timeout(LEAVE_TIMEOUT, client.idle()).await;
+    }
+    let begun = match begun {
         Ok(begun) => begun,
-        Err(exit) => return exit,
+        Err(signal) => return Exit::Signal(signal as i32),
     };
     match begun {
         Ok(once::Once::Run(run)) => {

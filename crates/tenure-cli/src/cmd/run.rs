@@ -43,7 +43,7 @@ pub(crate) struct Run {
     hold: HoldArgs,
     /// Hold this lock too; may be given several times. All are acquired in the order of their names, so that no two
     /// commands wait for each other, and released together. With several locks, `TENURE_TOKENS` has all tokens as JSON
-    #[arg(long, value_name = "NAME", conflicts_with = "limit")]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["limit", "max_hold"])]
     also: Vec<Key>,
     /// Send the command this signal (TERM, USR1) when a waiter requests a hand-off. Only on stores that report waiters
     #[arg(long, value_name = "SIGNAL", value_parser = signal)]

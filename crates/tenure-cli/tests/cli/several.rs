@@ -95,6 +95,7 @@ fn what_does_not_go_together_is_refused() {
     let scene = Scene::new();
     for (arguments, part) in [
         (vec!["run", "a", "--also", "b", "--limit", "2", "true"], "--limit"),
+        (vec!["run", "a", "--also", "b", "--max-hold", "9s", "true"], "--max-hold"),
         (vec!["run", "a", "--shared", "--limit", "2", "true"], "--limit"),
         ([vec!["run", "a"], ["--also", "b"].repeat(16), vec!["true"]].concat(), "at most 15"),
     ] {

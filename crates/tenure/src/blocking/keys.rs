@@ -146,6 +146,7 @@ impl LockGuards {
 
 /// Follows the holders and waiters of a key; see [`crate::KeyWatch`].
 #[derive(Debug)]
+#[must_use = "a watch does nothing until it is polled"]
 pub struct KeyWatch(crate::KeyWatch);
 
 impl KeyWatch {

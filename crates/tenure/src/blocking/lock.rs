@@ -125,6 +125,7 @@ impl LockRequest {
 
 /// A place in the queue; see [`crate::Pending`].
 #[derive(Debug)]
+#[must_use = "dropping a place leaves the queue"]
 pub struct Pending(crate::Pending);
 
 impl Pending {

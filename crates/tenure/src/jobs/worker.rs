@@ -290,7 +290,11 @@ where
                 outage.sent();
                 let answer = tokio::select! {
                     biased;
-                    () = &mut shutdown => break Ok(()),
+                    () = &mut shutdown => {
+                        // The claim is not awaited any longer: its silence is no outage.
+                        outage.clear();
+                        break Ok(());
+                    }
                     answer = self.queue.claim_many(free) => answer,
                 };
                 outage.ended(&answer);

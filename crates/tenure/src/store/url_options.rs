@@ -15,7 +15,7 @@ pub(crate) struct UrlOption<'a> {
     /// Value as the URL has it, with its escapes; empty if there is no `=`.
     pub(crate) value: &'a str,
     /// The whole option.
-    #[cfg(feature = "postgres")]
+    #[cfg(any(all(unix, feature = "file"), feature = "postgres"))]
     pub(crate) text: &'a str,
 }
 
@@ -27,7 +27,7 @@ pub(crate) fn split(url: &str) -> (&str, impl Iterator<Item = UrlOption<'_>>) {
         UrlOption {
             name,
             value,
-            #[cfg(feature = "postgres")]
+            #[cfg(any(all(unix, feature = "file"), feature = "postgres"))]
             text,
         }
     });
@@ -41,10 +41,10 @@ impl UrlOption<'_> {
         let bytes = Escape::PERCENT.decode(self.value);
         let text = bytes.and_then(|bytes| String::from_utf8(bytes).ok());
         text.ok_or_else(|| {
-            let message = format!(
-                "invalid value of the option {}: write special characters as %XX",
-                self.name
-            );
+            // A name that is not one of ours may be part of a password that was not escaped.
+            let name = if is_shown(self.name) { self.name } else { "in the URL" };
+            let message =
+                format!("invalid value of the option {name}: write special characters as %XX");
             Error::new(ErrorKind::Invalid, message)
         })
     }

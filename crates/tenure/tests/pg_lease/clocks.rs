@@ -65,11 +65,8 @@ fn a_clock_that_is_set_back_keeps_no_dead_holder() {
             let (dead, waiter) = (schema.store(), schema.client());
             let ttl = Duration::from_secs(3);
             let by = Arc::new(Identity { id: "dead".to_owned(), ..Identity::default() });
-            let (fair, queue, detached) = (false, false, false);
             let mut claim = Claim::new(1, key.clone(), mode, ttl, by);
-            claim.queue = queue;
-            claim.fair = fair;
-            claim.detached = detached;
+            claim.queue = false;
             let waiting = |client: &Client| client.lock(&key).ttl(ttl).enqueue();
             let answer = dead.claim(&claim, ttl).await.unwrap();
             let died = Instant::now();
@@ -79,7 +76,8 @@ fn a_clock_that_is_set_back_keeps_no_dead_holder() {
             let next = pending.wait().await.unwrap();
             let took = died.elapsed();
             assert!(took >= ttl.mul_f64(5.0 / 6.0), "a holder may have counted on it: {took:?}");
-            assert!(took < ttl + Duration::from_secs(2), "{mode:?}: freed after {took:?}");
+            // By the clock that was set back it would be an hour.
+            assert!(took < ttl + Duration::from_secs(60), "{mode:?}: freed after {took:?}");
             next.release().await.unwrap();
             drop(answer);
         }

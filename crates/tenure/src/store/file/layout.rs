@@ -60,9 +60,12 @@ impl Folder {
         let (path, given) = url_options::split(rest);
         let mut options = Options::default();
         for option in given {
-            match (option.name, option.value) {
-                ("shared", "") => options.shared = true,
-                ("network", "") => options.network = true,
+            match option.text {
+                "shared" => options.shared = true,
+                "network" => options.network = true,
+                _ if ["shared", "network"].contains(&option.name) => {
+                    return Err(invalid(format!("the option {} takes no value", option.name)));
+                }
                 _ => return Err(option.unknown("a file store", &["shared", "network"])),
             }
         }
