@@ -40,7 +40,7 @@ async fn a_hold_that_was_left_is_renewed_and_released_by_its_handle() {
 
 #[tokio::test]
 async fn a_store_that_is_away_is_told_from_one_that_refuses() {
-    let clock = tenure::Clock::system();
+    let clock = Clock::system();
     let (store, faults) = Faults::wrap(Arc::new(MemoryStore::new()), clock);
     let client = Client::with_store(Arc::new(store));
     let findings = client.examine(SOON).await;
