@@ -64,7 +64,10 @@ impl Folder {
                 "shared" => options.shared = true,
                 "network" => options.network = true,
                 _ if ["shared", "network"].contains(&option.name) => {
-                    return Err(invalid(format!("the option {} takes no value", option.name)));
+                    let (name, value) = (option.name, option.value);
+                    return Err(invalid(format!(
+                        "the option {name} takes no value, not {value:?}"
+                    )));
                 }
                 _ => return Err(option.unknown("a file store", &["shared", "network"])),
             }
