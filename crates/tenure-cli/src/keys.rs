@@ -9,40 +9,10 @@ use tenure::{Client, Key, Result};
 
 use crate::humanize;
 
-/// The keys in use that begin with `prefix`, in order of name.
-pub(crate) async fn all(client: &Client, prefix: &str) -> Result<Vec<KeyState>> {
-    Ok(first(client, prefix, usize::MAX).await?.0)
-}
-
-/// The first `limit` keys in use that begin with `prefix`, and true if there are more.
-pub(crate) async fn first(
-    client: &Client,
-    prefix: &str,
-    limit: usize,
-) -> Result<(Vec<KeyState>, bool)> {
-    let mut keys = Vec::new();
-    for space in [KeySpace::Lock, KeySpace::Semaphore] {
-        let (mut after, mut found): (Option<Key>, usize) = (None, 0);
-        // One key above the limit is read, to know whether there are more.
-        while found <= limit {
-            let page = client.store().list(space, prefix, after.as_ref().map(Key::as_str)).await?;
-            let Some(last) = page.last() else { break };
-            after = Some(last.key.clone());
-            let before = keys.len();
-            keys.extend(page.into_iter().filter(in_use));
-            found += keys.len() - before;
-        }
-    }
-    keys.sort_by(|a, b| a.key.cmp(&b.key));
-    let more = keys.len() > limit;
-    keys.truncate(limit);
-    Ok((keys, more))
-}
-
 /// One key, in those of its key spaces in which it is in use.
 pub(crate) async fn one(client: &Client, name: &Key) -> Result<Vec<KeyState>> {
     let mut keys = both(client, name).await?;
-    keys.retain(in_use);
+    keys.retain(KeyState::is_in_use);
     Ok(keys)
 }
 
@@ -53,10 +23,6 @@ pub(crate) async fn both(client: &Client, name: &Key) -> Result<Vec<KeyState>> {
         keys.push(client.store().inspect(name, space).await?);
     }
     Ok(keys)
-}
-
-fn in_use(key: &KeyState) -> bool {
-    !key.holders.is_empty() || !key.waiters.is_empty()
 }
 
 /// Age of the oldest waiter.

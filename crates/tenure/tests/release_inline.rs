@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure::store::{
-    Answer, Capabilities, Claim, Grant, Handle, Hold, HoldEvent, KeySpace, KeyState, LeaseStart,
-    ReleaseInline, Renewed, Store, Version, unsupported,
+    Answer, Capabilities, Claim, Grant, Hold, KeySpace, KeyState, LeaseStart, ReleaseInline,
+    Renewed, Store, unsupported,
 };
 use tenure::{Client, Error, ErrorKind, FencingToken, Key, MemoryStore, Result};
 use tokio::sync::Notify;
@@ -44,30 +44,13 @@ impl Store for Slow {
         MemoryStore::new().capabilities()
     }
     async fn claim(&self, _: &Claim, _: Duration) -> Result<Answer> {
-        let (token, hold) = (FencingToken::new(0, 1), Box::new(self.clone()));
-        let lease_start = LeaseStart::NoLease;
-        Ok(Answer::Granted({
-            let mut grant = Grant::new(token, hold);
-            grant.lease_start = lease_start;
-            grant
-        }))
-    }
-    async fn resume(&self, _: &Key, _: &Handle) -> Result<Box<dyn Hold>> {
-        Err(unsupported(self, "do that"))
-    }
-    async fn changed(&self, _: &Key, _: KeySpace, _: Version) -> Result<()> {
-        std::future::pending().await
+        let mut grant = Grant::new(FencingToken::new(0, 1), Box::new(self.clone()));
+        grant.lease_start = LeaseStart::NoLease;
+        Ok(Answer::Granted(grant))
     }
     async fn inspect(&self, _: &Key, _: KeySpace) -> Result<KeyState> {
         Err(unsupported(self, "do that"))
     }
-    async fn list(&self, _: KeySpace, _: &str, _: Option<&str>) -> Result<Vec<KeyState>> {
-        Err(unsupported(self, "do that"))
-    }
-    async fn evict(&self, _: &Key, _: FencingToken, _: &str) -> Result<()> {
-        Err(unsupported(self, "do that"))
-    }
-    async fn close(&self) {}
 }
 
 #[async_trait]
@@ -77,28 +60,12 @@ impl Hold for Slow {
         self.0.over.notified().await;
         Err(Error::new(ErrorKind::NotHeld, "the hold has ended"))
     }
-    async fn check_handoff(&mut self, _: Duration) -> Result<bool> {
-        Ok(false)
-    }
-    async fn event(&mut self) -> HoldEvent {
-        std::future::pending().await
-    }
     async fn release(&mut self, _: Duration) -> Result<()> {
         panic!("the guard lets go by itself")
-    }
-    fn handle(&self) -> Option<Handle> {
-        None
-    }
-    async fn detach(&mut self, _limit: Duration) -> Result<()> {
-        Ok(())
     }
     fn release_inline(&self) -> Option<Weak<dyn ReleaseInline>> {
         let state: Arc<dyn ReleaseInline> = Arc::clone(&self.0) as _;
         Some(Arc::downgrade(&state))
-    }
-    #[cfg(unix)]
-    fn keep_open(&self) -> Option<Weak<dyn tenure::store::KeepOpen>> {
-        None
     }
 }
 

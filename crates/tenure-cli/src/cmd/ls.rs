@@ -30,7 +30,7 @@ pub(crate) fn run(arguments: &Ls) -> Exit {
             if !arguments.json {
                 report::print_creation_notice(&**client.store());
             }
-            let keys = keys::all(&client, &arguments.prefix).await?;
+            let keys = client.list(&arguments.prefix).await?;
             Ok::<_, tenure::Error>((keys, Fencing::of(&client)))
         };
         match listed.await {

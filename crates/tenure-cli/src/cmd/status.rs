@@ -64,7 +64,7 @@ async fn inspect(arguments: &Status) -> Result<(Vec<KeyState>, Fencing)> {
     let fencing = Fencing::of(&client);
     let keys = match &arguments.name() {
         Some(name) => keys::one(&client, name).await,
-        None => keys::all(&client, "").await,
+        None => client.list("").await,
     };
     Ok((keys?, fencing))
 }

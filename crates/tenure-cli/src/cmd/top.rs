@@ -44,7 +44,7 @@ pub(crate) fn run(arguments: &Top) -> Exit {
         };
         let mut screen = Screen::new(client.store().to_string());
         // Before the terminal is switched to the full screen: the error of a store that cannot list stays readable.
-        match keys::all(&client, &arguments.prefix).await {
+        match client.list(&arguments.prefix).await {
             Ok(keys) => screen.update(keys),
             Err(error) => {
                 super::report_error(&error);
@@ -75,7 +75,7 @@ async fn run_screen(
         terminal.draw(|frame| screen.draw(frame))?;
         let refresh = async {
             tokio::time::sleep(arguments.every).await;
-            keys::all(client, &arguments.prefix).await
+            client.list(&arguments.prefix).await
         };
         tokio::select! {
             biased;

@@ -61,7 +61,7 @@ async fn watch(arguments: &Watch) -> Result<Exit> {
         let now = match &arguments.name {
             // A key without holders and waiters is kept too: `changed` compares against its version.
             Some(name) => keys::both(&client, name).await?,
-            None => keys::all(&client, "").await?,
+            None => client.list("").await?,
         };
         let text: String = changes(&before, &now)
             .iter()

@@ -78,7 +78,7 @@ struct WatchedLocks {
 impl WatchedLocks {
     async fn snapshot(&self) -> tenure::Result<StoreView> {
         let client = self.connected.get_or_try_init(|| Client::connect(&self.url)).await?;
-        let (keys, more) = keys::first(client, "", MAX_NAMES).await?;
+        let (keys, more) = client.list_first("", MAX_NAMES).await?;
         Ok(StoreView::Holds { names: keys.iter().map(name).collect(), more })
     }
 }

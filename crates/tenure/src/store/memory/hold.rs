@@ -1,8 +1,6 @@
 //! A hold in the memory store.
 
 use std::sync::Arc;
-#[cfg(unix)]
-use std::sync::Weak;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -11,8 +9,6 @@ use tenure_core::table::Grant as TableGrant;
 
 use super::claim::ClaimState;
 use crate::Result;
-#[cfg(unix)]
-use crate::store::KeepOpen;
 use crate::store::{Grant, Handle, Hold, HoldEvent, KeySpace, LeaseStart, Renewed};
 
 #[derive(Debug)]
@@ -76,11 +72,6 @@ impl Hold for MemoryHold {
             entry.detached = true;
         }
         Ok(())
-    }
-
-    #[cfg(unix)]
-    fn keep_open(&self) -> Option<Weak<dyn KeepOpen>> {
-        None
     }
 }
 

@@ -215,11 +215,6 @@ impl Hold for NatsHold {
     async fn detach(&mut self, _limit: Duration) -> Result<()> {
         Ok(())
     }
-
-    #[cfg(unix)]
-    fn keep_open(&self) -> Option<std::sync::Weak<dyn crate::store::KeepOpen>> {
-        None
-    }
 }
 
 impl fmt::Debug for NatsHold {

@@ -219,11 +219,6 @@ impl Hold for ObjectHold {
     async fn detach(&mut self, _limit: Duration) -> Result<()> {
         Ok(())
     }
-
-    #[cfg(unix)]
-    fn keep_open(&self) -> Option<std::sync::Weak<dyn crate::store::KeepOpen>> {
-        None
-    }
 }
 
 impl fmt::Debug for ObjectHold {

@@ -2,8 +2,6 @@
 
 use std::future::pending;
 use std::sync::Arc;
-#[cfg(unix)]
-use std::sync::Weak;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -103,10 +101,5 @@ impl Hold for LeaseHold {
 
     async fn detach(&mut self, _limit: Duration) -> Result<()> {
         Ok(())
-    }
-
-    #[cfg(unix)]
-    fn keep_open(&self) -> Option<Weak<dyn crate::store::KeepOpen>> {
-        None
     }
 }
