@@ -14,6 +14,7 @@ mod ablation;
 mod client;
 mod clock;
 mod contract;
+mod driver;
 mod faults;
 mod in_flight;
 mod message;

@@ -1,11 +1,13 @@
 //! Messages between a client and a store.
 
+mod stream;
+
 use std::time::Duration;
 
 use tenure_core::Time;
 use tenure_core::record::StreamState;
 
-use crate::store::{StreamMessage, StreamRecord};
+pub(crate) use self::stream::{StreamMessage, StreamRecord};
 
 /// Request of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

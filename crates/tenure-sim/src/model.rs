@@ -12,6 +12,7 @@
 //! Messages arrive in any order, at any time, or never: a lost message is one that is not delivered before the end.
 
 mod client;
+mod protocol;
 mod snapshot;
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
@@ -19,10 +20,9 @@ use tenure_core::lease::{Lease, LeaseTerms};
 use tenure_core::{Rules, Time};
 
 use client::ModelClient;
+use protocol::{Body, StepEffects, TICK};
 use snapshot::{Claim, Snapshot};
 
-/// Length of a tick.
-const TICK: std::time::Duration = std::time::Duration::from_secs(1);
 /// First tick. Not 0, so that a clock can be behind.
 const START: u64 = 10;
 
@@ -68,27 +68,6 @@ struct Message {
     /// True for the client's latest request and its reply: the client still expects it.
     current: bool,
     body: Body,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Body {
-    /// A claim. Each acquire of a client makes a new one.
-    Claim {
-        want: u8,
-    },
-    Renew {
-        token: u64,
-    },
-    Release {
-        token: u64,
-    },
-    Granted {
-        token: u64,
-    },
-    Queued,
-    Renewed,
-    Refused,
-    Released,
 }
 
 /// A step of the world.
@@ -233,13 +212,6 @@ impl Model for SmallWorld {
     }
 }
 
-/// Effects of a client's step on the rest of the world.
-#[derive(Debug, Default)]
-struct StepEffects {
-    sent: Vec<Body>,
-    handed_out: Option<u64>,
-}
-
 impl Moment {
     fn tick(&mut self, world: &SmallWorld, behind: u8) {
         self.now += 1;
@@ -322,12 +294,6 @@ impl Moment {
     fn valid_guards(&self) -> usize {
         let clients = self.clients.iter().enumerate();
         clients.filter(|(index, client)| client.is_valid(self.local(*index))).count()
-    }
-}
-
-impl Body {
-    fn is_request(self) -> bool {
-        matches!(self, Self::Claim { .. } | Self::Renew { .. } | Self::Release { .. })
     }
 }
 

@@ -3,7 +3,7 @@
 use tenure_core::Machine as _;
 use tenure_core::acquire::AcquireInput;
 
-use crate::store::StreamMessage;
+use crate::message::StreamMessage;
 use crate::task::{Task, TaskMachine};
 use crate::world::{Event, World, note};
 

@@ -7,86 +7,42 @@
 //!
 //! A referee outside the code judges the run by the real time of the simulation.
 
+mod client_process;
+mod client_stream;
 mod disk;
 mod disturbance;
+mod events;
+mod faults;
 mod host;
+mod log_lines;
 mod network;
 mod panics;
 mod plan;
 mod process;
 mod referee;
+mod server_disk;
+mod server_faults;
 mod server_network;
+mod server_process;
+mod stats;
 mod timeline;
 mod wire_tap;
 mod work;
 mod world;
 
 use std::fmt;
-use std::ops::AddAssign;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use self::log_lines::LogLines;
 pub use self::plan::{Fault, Link, Plan, ScheduledFault, ServerPlan, ServerPoint, Work};
 pub use self::referee::ProductBreach;
+pub use self::stats::{KindCounts, ProductStats};
 use self::timeline::Timeline;
 use self::world::ProductWorld;
 use crate::shrink::shrink;
 
 /// Largest number of simpler plans that are tried.
 const MAX_PLANS: u32 = 2_000;
-
-/// Event counts of a run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ProductStats {
-    /// Events of the simulation.
-    pub events: u64,
-    /// Segments on the network.
-    pub segments: u64,
-    /// Holds that users were told of.
-    pub holds: u64,
-    /// Holds that were lost.
-    pub losses: u64,
-    /// Places in queues.
-    pub waits: u64,
-    /// Starts of the server.
-    pub server_starts: u64,
-    /// Work that was done, and faults that struck, by kind.
-    pub kinds: KindCounts,
-}
-
-/// Counts by kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct KindCounts {
-    /// Work that was done to its end, in the order of [`Work::ALL`].
-    pub work: [u64; Work::ALL.len()],
-    /// Faults that struck, in the order of [`Fault::KINDS`].
-    pub faults: [u64; Fault::KINDS.len()],
-}
-
-impl KindCounts {
-    fn worked(&mut self, work: Work) {
-        let index = Work::ALL.iter().position(|kind| *kind == work);
-        self.work[index.expect("all kinds of work are listed")] += 1;
-    }
-}
-
-impl AddAssign for KindCounts {
-    fn add_assign(&mut self, other: Self) {
-        self.work.iter_mut().zip(other.work).for_each(|(sum, count)| *sum += count);
-        self.faults.iter_mut().zip(other.faults).for_each(|(sum, count)| *sum += count);
-    }
-}
-
-impl AddAssign for ProductStats {
-    fn add_assign(&mut self, other: Self) {
-        self.events += other.events;
-        self.segments += other.segments;
-        self.holds += other.holds;
-        self.losses += other.losses;
-        self.waits += other.waits;
-        self.server_starts += other.server_starts;
-        self.kinds += other.kinds;
-    }
-}
 
 /// A breach of a promise, with the plan of its run.
 #[derive(Clone, Debug)]
@@ -128,11 +84,11 @@ pub fn simulate_product(seed: u64) -> Result<ProductStats, Box<ProductViolation>
 /// The first breach.
 pub fn run(plan: Plan, record: bool) -> Result<ProductStats, Box<ProductViolation>> {
     let timeline = if record { Timeline::recorded() } else { Timeline::default() };
-    let world = ProductWorld::new(plan, timeline);
+    let world = ProductWorld::new(plan, timeline, events::handle);
     let ended = panics::watch(|| {
         catch_unwind(AssertUnwindSafe(|| {
             if record {
-                tracing::subscriber::with_default(timeline::LogLines, || world.run());
+                tracing::subscriber::with_default(LogLines, || world.run());
             } else {
                 world.run();
             }

@@ -9,11 +9,11 @@ use std::time::Duration;
 use tenure_core::Time;
 use tenure_core::object::ClockResolution;
 
-use crate::message::{Reply, ReplyMessage, Request, RequestMessage};
+use crate::message::{Reply, ReplyMessage, Request, RequestMessage, StreamMessage};
 use crate::setup::StoreKind;
 pub(crate) use register::Register;
 pub(crate) use server::{ClaimRef, Hasher, SequentialMint, Server};
-pub(crate) use stream::{Stream, StreamLoss, StreamMessage, StreamRecord};
+pub(crate) use stream::{Stream, StreamLoss};
 
 #[derive(Debug)]
 pub(crate) enum Store {

@@ -11,16 +11,13 @@ use crate::client::Client;
 use crate::clock::Clock;
 use crate::contract::{Breach, Condition, ContractChecker};
 use crate::in_flight::Operation;
-use crate::message::{ReplyMessage, Request, RequestMessage};
+use crate::message::{ReplyMessage, Request, RequestMessage, StreamMessage};
 use crate::setup::{Setup, StoreKind};
-use crate::store::{Store, StreamMessage};
+use crate::store::Store;
 use crate::{Stats, Violation};
 
 /// Number of events shown of a run with a breach.
 const MAX_TRACE_LINES: usize = 60;
-/// Maximum number of events, far more than any run needs. Detects a state machine that keeps requesting the same
-/// timeout.
-const MAX_EVENTS: u64 = 1_000_000;
 /// Origin of the store's clocks, larger than any difference between them.
 const STORE_CLOCK_ORIGIN: u64 = 3_600_000_000_000;
 
@@ -30,6 +27,8 @@ pub(crate) struct World {
     pub(crate) lease: Lease,
     pub(crate) now: u64,
     pub(crate) random: Random,
+    /// Number of clients at the start.
+    pub(crate) client_count: u64,
     pub(crate) clients: Vec<Client>,
     pub(crate) keys: usize,
     pub(crate) store: Store,
@@ -139,7 +138,7 @@ impl World {
         let terms = LeaseTerms::new(setup.ttl);
         let lease =
             Lease::new(terms).expect("the simulated ttl is possible").with_rules(setup.rules);
-        let count = 2 + random.below(setup.clients.max(2) - 1);
+        let client_count = 2 + random.below(setup.clients.max(2) - 1);
         let keys = usize::try_from(1 + random.below(setup.keys.max(1))).unwrap_or(1);
         let drift = setup.faults.drift;
         let origin = random.below(1_000_000_000);
@@ -154,10 +153,11 @@ impl World {
             }
             _ => store_clock.clone(),
         };
-        let mut world = Self {
+        Self {
             setup: *setup,
             lease,
             now: 0,
+            client_count,
             clients: Vec::new(),
             keys,
             store: Store::new(setup.store, keys, setup.ttl, store_clock.read(0)),
@@ -177,61 +177,23 @@ impl World {
             scheduled: 0,
             trace: traced.then(VecDeque::new),
             random,
-        };
-        for _ in 0..count {
-            world.add_client();
         }
-        world.schedule_faults();
-        world
     }
 
-    pub(crate) fn run(mut self, seed: u64) -> Result<Stats, Box<Violation>> {
-        while let Some(Reverse(due)) = self.events.pop() {
-            self.now = due.at;
-            self.stats.events += 1;
-            let over = matches!(due.event, Event::Finish);
-            self.dispatch(due.event);
-            if self.stats.events > MAX_EVENTS {
-                self.fail(Breach::NoEnd, || "the number of events exceeds the limit".into());
-            }
-            if let Some((breach, detail)) = self.breach.take() {
-                let trace = self.trace.take().unwrap_or_default().into();
-                let at = Duration::from_nanos(self.now);
-                return Err(Box::new(Violation { seed, breach, what: detail, at, trace }));
-            }
-            if over {
-                break;
-            }
-        }
-        self.stats.excused_overlaps = self.checker.excused_overlaps;
-        Ok(self.stats)
+    /// Takes the next event, and advances the time to it.
+    pub(crate) fn next_event(&mut self) -> Option<Event> {
+        let Reverse(due) = self.events.pop()?;
+        self.now = due.at;
+        self.stats.events += 1;
+        Some(due.event)
     }
 
-    fn dispatch(&mut self, event: Event) {
-        match event {
-            Event::Wake(client) => self.alarm(client),
-            Event::StoreWake => self.wake_store(),
-            Event::ToStore(message) => self.arrive(message),
-            Event::ToClient(message) => self.deliver(message),
-            Event::Fault(client) => self.inject_fault(client),
-            Event::Resume(client) => self.resume(client),
-            Event::PartitionEnd(client) => self.end_partition(client),
-            Event::ClientRestart(client) => self.restart_client(client),
-            Event::Disconnect(connection) => {
-                note!(self, "store: learns that connection {connection} is gone");
-                self.store.disconnect(connection, self.store_clock.read(self.now));
-                self.after_store();
-            }
-            Event::StoreSlew => self.slew_store(),
-            Event::StoreDown => self.stop_store(),
-            Event::StoreUp => self.start_store(),
-            Event::LeaderChange => self.change_leader(),
-            Event::Notify(client, message, connection) => self.notify(client, message, connection),
-            Event::StoreLoss => self.lose_writes(),
-            Event::Heal => self.heal(),
-            Event::Probe => self.probe(),
-            Event::Finish => self.check_probes(),
-        }
+    /// Takes the breach of the contract, if there was one.
+    pub(crate) fn take_violation(&mut self, seed: u64) -> Option<Box<Violation>> {
+        let (breach, detail) = self.breach.take()?;
+        let trace = self.trace.take().unwrap_or_default().into();
+        let at = Duration::from_nanos(self.now);
+        Some(Box::new(Violation { seed, breach, what: detail, at, trace }))
     }
 
     pub(crate) fn schedule(&mut self, at: u64, event: Event) {
@@ -329,7 +291,7 @@ impl World {
         self.schedule(at, Event::ToStore(message));
     }
 
-    fn arrive(&mut self, mut message: RequestMessage) {
+    pub(crate) fn arrive(&mut self, mut message: RequestMessage) {
         if self.store_down || self.connections[message.connection].silent {
             return;
         }
@@ -374,7 +336,7 @@ impl World {
         self.after_store();
     }
 
-    fn wake_store(&mut self) {
+    pub(crate) fn wake_store(&mut self) {
         // The event of an alarm that was moved stays in the queue and is ignored.
         if self.store_wake == Some(self.now) {
             self.store_wake = None;

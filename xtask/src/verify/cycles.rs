@@ -4,7 +4,6 @@
 //! and calls of methods do not count. Modules without cycles can be read from the bottom up.
 
 mod graph;
-mod known;
 mod names;
 mod resolve;
 mod tree;
@@ -22,12 +21,11 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use self::graph::ImportGraph;
-use self::known::{KNOWN, KnownImports};
 use crate::repo;
 
 #[derive(clap::Args)]
 pub(crate) struct CyclesArgs {
-    /// Compare the cycles with the list of known ones, as `verify` does
+    /// Fail if there is a cycle, as `verify` does
     #[arg(long, conflicts_with_all = ["all", "krate"])]
     check: bool,
     /// Print every import between the modules of a cycle, not just the shortest cycle
@@ -38,7 +36,7 @@ pub(crate) struct CyclesArgs {
     krate: Option<String>,
 }
 
-/// Prints the cycles, known or not.
+/// Prints the cycles.
 pub(crate) fn run(arguments: &CyclesArgs) -> Result<ExitCode> {
     if arguments.check {
         check()?;
@@ -59,39 +57,19 @@ pub(crate) fn run(arguments: &CyclesArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Fails on an import that closes a cycle and is not listed, and on a listed import that closes none.
+/// Fails if a crate has a cycle.
 pub(super) fn check() -> Result<()> {
-    let reading = || format!("reading {KNOWN}");
-    let known = fs::read_to_string(repo::root().join(KNOWN)).with_context(reading)?;
-    let known = KnownImports::parse(&known).with_context(reading)?;
-    let faults = faults(&crates()?, &known);
+    let faults = faults(&crates()?);
     if !faults.is_empty() {
         bail!("{}", faults.join("\n"));
     }
     Ok(())
 }
 
-fn faults(crates: &[(String, ImportGraph)], known: &KnownImports) -> Vec<String> {
-    let mut faults = known.of_other_crates(crates.iter().map(|(name, _)| name.as_str()));
-    for (name, graph) in crates {
-        let listed = known.of(name);
-        let rest = graph.without(&listed);
-        if !rest.components().is_empty() {
-            faults.push(report(name, &rest, false).trim_end().to_owned());
-        }
-        let components = graph.components();
-        let closes_cycle = |from: &str, to: &str| {
-            components.iter().any(|members| members.contains(from) && members.contains(to))
-        };
-        for pair in &listed {
-            let (from, to) = pair;
-            if !graph.imports.contains_key(pair) || !closes_cycle(from, to) {
-                faults
-                    .push(format!("{name}: {from} -> {to} is on no cycle; remove it from {KNOWN}"));
-            }
-        }
-    }
-    faults
+/// A report of each crate that has a cycle.
+fn faults(crates: &[(String, ImportGraph)]) -> Vec<String> {
+    let cyclic = crates.iter().filter(|(_, graph)| !graph.components().is_empty());
+    cyclic.map(|(name, graph)| report(name, graph, false).trim_end().to_owned()).collect()
 }
 
 /// The cycles of a crate, for people.

@@ -7,7 +7,8 @@ use tenure_core::acquire::{LeaseStart, RequestFailure};
 use tenure_core::object::takeover::{TakeoverEvidence, WriteStamp};
 use tenure_core::object::{self, MAX_HANDOFF_LEASE, NextHolder, ObjectDecision, WaiterReads};
 
-use super::{ClaimState, InFlight, Operation, Outcome, ReplyEffect};
+use super::claim::ClaimState;
+use super::operation::{InFlight, Operation, Outcome, ReplyEffect};
 use crate::message::{BucketRead, Record, Request};
 use crate::store::grain;
 

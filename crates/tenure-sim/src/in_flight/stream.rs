@@ -4,130 +4,15 @@ use std::time::Duration;
 
 use tenure_core::acquire::{LeaseStart, RequestFailure};
 use tenure_core::record::{
-    CasRecord, KnownRecord, Lineage, LineageMark, RecordClaim, RecordDecision, RecordHolder,
-    RecordSource, Renewal, SeenRecord, StreamState, WriteFate,
+    CasRecord, KnownRecord, RecordClaim, RecordDecision, RecordHolder, RecordSource, Renewal,
+    SeenRecord, StreamState, WriteFate,
 };
 use tenure_core::table::Mode;
-use tenure_core::{Rules, Time};
 
-use super::{ClaimState, InFlight, Operation, Outcome, ReplyEffect};
-use crate::message::{Reply, Request};
-use crate::store::{StreamMessage, StreamRecord};
-
-/// Knowledge of a stream that all tasks of a process share.
-#[derive(Debug)]
-pub(crate) struct StreamProcess {
-    lineage: Option<Lineage>,
-    keys: Vec<KnownRecord<i64>>,
-    /// Number of the connection, as far as the process has noticed.
-    pub(crate) connection: u64,
-}
-
-/// State of a claim at a stream.
-#[derive(Clone, Debug)]
-pub(super) struct StreamClaim {
-    step: StreamStep,
-    /// Number of writes of the operation that a read preceded, or for a change of a hold, of all its writes.
-    writes: u32,
-    /// True if the last write was decided on a known record, without a read.
-    optimistic: bool,
-    /// Sequence that the last write replaces.
-    over: u64,
-    /// Record of the last write.
-    written: CasRecord<i64>,
-    /// Knowledge before the last write, and before the last request for the stream's state.
-    before: LineageMark,
-    before_info: LineageMark,
-    /// Record with our grant, and its sequence.
-    hold: Option<(u64, CasRecord<i64>)>,
-    /// Connection over which that record was last read or written.
-    hold_connection: u64,
-    /// Connection of the last request.
-    sent_over: u64,
-    /// Largest renewal count that was tried.
-    attempted: u64,
-    lease_start: LeaseStart,
-    /// Number of the last grant whose write was acknowledged.
-    pub(super) acknowledged: Option<u64>,
-    /// Set of holders that the last contended claim saw.
-    pub(super) contended: u128,
-    /// Error of a grant that is being undone.
-    undo: bool,
-    /// Record that was read, while the state of the stream is read again.
-    read: Option<StreamMessage>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum StreamStep {
-    /// Reads the state of the stream, as a process does that connects.
-    Open,
-    /// Reads the store's time before a claim.
-    ServerTime,
-    /// Reads the record before a claim.
-    Read,
-    /// Reads the state of the stream, because the record is of another epoch.
-    Refresh { unclear: bool },
-    /// Writes the record.
-    Write,
-    /// Reads the record after a write that was refused, or that was not answered.
-    ReadBack { unclear: bool },
-    /// Reads the state of the stream before a grant gets its token.
-    Epoch,
-}
-
-impl StreamProcess {
-    pub(crate) fn new(keys: usize, rules: Rules) -> Self {
-        Self { lineage: None, keys: vec![KnownRecord::new(rules); keys], connection: 0 }
-    }
-
-    /// Notes a message that a watch delivered over a connection.
-    pub(crate) fn note_message(&mut self, message: StreamMessage, connection: u64, now: Time) {
-        if let Some(lineage) = &mut self.lineage {
-            lineage.note(message.sequence);
-        }
-        let seen = seen(Some(message), connection);
-        self.keys[message.key].note(seen, RecordSource::Notification, now, now);
-    }
-
-    /// Set of holders of a key, as far as it is known.
-    pub(crate) fn holders_hash(&self, key: usize, now: Time) -> u128 {
-        self.keys[key].holders_hash(now)
-    }
-
-    fn mark(&self) -> LineageMark {
-        self.lineage.as_ref().map_or(LineageMark::default(), Lineage::mark)
-    }
-
-    fn refresh(&mut self, state: StreamState, before: LineageMark, now: Time) {
-        match &mut self.lineage {
-            Some(lineage) => lineage.refresh(state, before, now),
-            None => self.lineage = Some(Lineage::new(state, now)),
-        }
-    }
-}
-
-impl StreamClaim {
-    pub(super) fn new() -> Self {
-        Self {
-            step: StreamStep::Open,
-            writes: 0,
-            optimistic: false,
-            over: 0,
-            written: CasRecord::default(),
-            before: LineageMark::default(),
-            before_info: LineageMark::default(),
-            hold: None,
-            hold_connection: 0,
-            sent_over: 0,
-            attempted: 0,
-            lease_start: LeaseStart::FromRequest,
-            acknowledged: None,
-            contended: 0,
-            undo: false,
-            read: None,
-        }
-    }
-}
+use super::claim::ClaimState;
+use super::operation::{InFlight, Operation, Outcome, ReplyEffect};
+use super::stream_state::{StreamStep, StreamTurn, seen};
+use crate::message::{Reply, Request, StreamMessage, StreamRecord};
 
 impl ClaimState {
     pub(super) fn begin_at_stream(
@@ -474,24 +359,5 @@ impl ClaimState {
         self.stream.step = step;
         self.stream.before_info = at.process.mark();
         ReplyEffect::Send(Request::StreamInfo)
-    }
-}
-
-/// Surroundings of a step of a claim.
-pub(crate) struct StreamTurn<'a> {
-    pub(crate) process: &'a mut StreamProcess,
-    pub(crate) key: usize,
-    pub(crate) now: Time,
-    /// Wall clock of the client.
-    pub(crate) wall: i64,
-}
-
-fn seen(message: Option<StreamMessage>, connection: u64) -> SeenRecord<i64> {
-    let record = message.and_then(|message| message.record).unwrap_or_default().to_core();
-    SeenRecord {
-        sequence: message.map_or(0, |message| message.sequence),
-        record,
-        timestamp: message.map(|message| message.stamp),
-        connection,
     }
 }

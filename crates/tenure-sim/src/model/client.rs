@@ -4,7 +4,7 @@ use tenure_core::keeper::{Granted, Keeper, KeeperCommand, KeeperInput};
 use tenure_core::lease::Lease;
 use tenure_core::{Machine as _, Time};
 
-use super::{Body, StepEffects};
+use super::protocol::{Body, StepEffects};
 
 /// A client: its stage, its clock and its remaining acquires.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -7,7 +7,7 @@ use tenure_core::table::{
 };
 use tenure_core::{LockToken, Time};
 
-use super::{Body, TICK};
+use super::protocol::{Body, TICK};
 use crate::store::{Hasher, SequentialMint};
 
 type Table = LockTable<Hasher, SequentialMint>;

@@ -3,16 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
 
 use tenure_core::Random;
-use tenure_server::journal::JournalError;
-use tenure_server::journal::storage::{MergeTask, MergeWork, QUARANTINE_DIR, Storage, StorageFile};
-
-use super::host;
-use super::plan::ServerPoint;
 
 /// A disk. Clones are the same disk.
 #[derive(Clone, Debug)]
@@ -86,85 +79,94 @@ impl SimulatedDisk {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, DiskState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Storage for SimulatedDisk {
-    fn dir(&self) -> &Path {
-        Path::new("data")
+    /// Names of all files.
+    pub(super) fn names(&self) -> Vec<String> {
+        self.lock().names.keys().cloned().collect()
     }
 
-    fn names(&self) -> io::Result<Vec<String>> {
-        let state = self.lock();
-        let outside = state.names.keys().filter(|name| !name.contains('/'));
-        Ok(outside.cloned().collect())
-    }
-
-    fn create(&self, name: &str, size: u64) -> io::Result<Box<dyn StorageFile>> {
-        host::server_operation(ServerPoint::Disk);
+    /// Creates an empty file, in place of a file that has the name already. Returns the number of the file.
+    pub(super) fn create(&self, name: &str) -> io::Result<usize> {
         let mut state = self.lock();
         if state.full {
             state.was_full = true;
             return Err(ErrorKind::StorageFull.into());
         }
-        let size = usize::try_from(size).map_err(io::Error::other)?;
         state.files.push(FileState::default());
         let number = state.files.len() - 1;
         state.change_names(vec![(name.to_owned(), Some(number))]);
-        drop(state);
-        // A kill in the middle leaves an empty file.
-        host::server_operation(ServerPoint::Disk);
+        Ok(number)
+    }
+
+    /// Fills a new file with zero bytes.
+    pub(super) fn reserve(&self, number: usize, size: usize) {
         self.lock().files[number].content = vec![0; size];
-        Ok(Box::new(SimulatedFile { disk: self.clone(), number }))
     }
 
-    fn open(&self, name: &str) -> io::Result<Box<dyn StorageFile>> {
-        let number = *self.lock().names.get(name).ok_or(ErrorKind::NotFound)?;
-        Ok(Box::new(SimulatedFile { disk: self.clone(), number }))
+    /// Number of the file with this name.
+    pub(super) fn find(&self, name: &str) -> io::Result<usize> {
+        Ok(*self.lock().names.get(name).ok_or(ErrorKind::NotFound)?)
     }
 
-    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        host::server_operation(ServerPoint::Disk);
+    pub(super) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         let mut state = self.lock();
         let number = *state.names.get(from).ok_or(ErrorKind::NotFound)?;
         state.change_names(vec![(to.to_owned(), Some(number)), (from.to_owned(), None)]);
         Ok(())
     }
 
-    fn remove(&self, name: &str) -> io::Result<()> {
-        host::server_operation(ServerPoint::Disk);
+    pub(super) fn remove(&self, name: &str) {
         self.lock().change_names(vec![(name.to_owned(), None)]);
-        Ok(())
     }
 
-    fn sync_names(&self) -> io::Result<()> {
-        host::server_operation(ServerPoint::Disk);
+    pub(super) fn sync_names(&self) {
         let mut state = self.lock();
         state.synced_names = state.names.clone();
         state.changed_names.clear();
-        Ok(())
     }
 
-    fn empty_quarantine(&self) -> io::Result<()> {
-        host::server_operation(ServerPoint::Disk);
-        let inside: Vec<String> = {
-            let state = self.lock();
-            let names = state.names.keys();
-            names.filter(|name| name.starts_with(QUARANTINE_DIR)).cloned().collect()
-        };
-        for name in inside {
-            self.lock().change_names(vec![(name, None)]);
-            // A kill in the middle leaves the other files.
-            host::server_operation(ServerPoint::Disk);
+    pub(super) fn size(&self, number: usize) -> usize {
+        self.lock().files[number].content.len()
+    }
+
+    pub(super) fn read_at(&self, number: usize, bytes: &mut [u8], offset: usize) -> usize {
+        let state = self.lock();
+        let content = &state.files[number].content;
+        let offset = offset.min(content.len());
+        let count = bytes.len().min(content.len() - offset);
+        bytes[..count].copy_from_slice(&content[offset..offset + count]);
+        count
+    }
+
+    /// Writes the first `written` bytes. The disk must have space for all of them.
+    pub(super) fn write_at(
+        &self,
+        number: usize,
+        bytes: &[u8],
+        written: usize,
+        offset: usize,
+    ) -> io::Result<()> {
+        let mut state = self.lock();
+        let DiskState { files, full, was_full, .. } = &mut *state;
+        let file = &mut files[number];
+        if *full && offset + bytes.len() > file.content.len() {
+            *was_full = true;
+            return Err(ErrorKind::StorageFull.into());
         }
+        file.content.resize(file.content.len().max(offset + written), 0);
+        file.content[offset..offset + written].copy_from_slice(&bytes[..written]);
+        file.unsynced.push((offset, written));
         Ok(())
     }
 
-    fn spawn_merge(&self, merge: MergeWork) -> io::Result<Box<dyn MergeTask>> {
-        // At once, so that the run is repeatable. The merge is interrupted by kills like any other operation.
-        Ok(Box::new(FinishedMerge(merge())))
+    pub(super) fn sync(&self, number: usize) {
+        let mut state = self.lock();
+        let file = &mut state.files[number];
+        file.synced.clone_from(&file.content);
+        file.unsynced.clear();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, DiskState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -177,71 +179,5 @@ impl DiskState {
             };
         }
         self.changed_names.push(change);
-    }
-}
-
-#[derive(Debug)]
-struct FinishedMerge(Result<u64, JournalError>);
-
-impl MergeTask for FinishedMerge {
-    fn is_finished(&self) -> bool {
-        true
-    }
-
-    fn join(self: Box<Self>) -> thread::Result<Result<u64, JournalError>> {
-        Ok(self.0)
-    }
-}
-
-#[derive(Debug)]
-struct SimulatedFile {
-    disk: SimulatedDisk,
-    number: usize,
-}
-
-impl StorageFile for SimulatedFile {
-    fn size(&self) -> io::Result<u64> {
-        Ok(self.disk.lock().files[self.number].content.len() as u64)
-    }
-
-    fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
-        let state = self.disk.lock();
-        let content = &state.files[self.number].content;
-        let offset = usize::try_from(offset).map_err(io::Error::other)?.min(content.len());
-        let count = bytes.len().min(content.len() - offset);
-        bytes[..count].copy_from_slice(&content[offset..offset + count]);
-        Ok(count)
-    }
-
-    fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        let offset = usize::try_from(offset).map_err(io::Error::other)?;
-        // A kill in the middle of a write leaves its first bytes.
-        let before = host::server_write(bytes.len());
-        let mut state = self.disk.lock();
-        let DiskState { files, full, was_full, .. } = &mut *state;
-        let file = &mut files[self.number];
-        if *full && offset + bytes.len() > file.content.len() {
-            *was_full = true;
-            return Err(ErrorKind::StorageFull.into());
-        }
-        let written = before.unwrap_or(bytes.len());
-        file.content.resize(file.content.len().max(offset + written), 0);
-        file.content[offset..offset + written].copy_from_slice(&bytes[..written]);
-        file.unsynced.push((offset, written));
-        drop(state);
-        if before.is_some() {
-            host::end_server();
-        }
-        host::server_operation(ServerPoint::Disk);
-        Ok(())
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        host::server_operation(ServerPoint::Disk);
-        let mut state = self.disk.lock();
-        let file = &mut state.files[self.number];
-        file.synced.clone_from(&file.content);
-        file.unsynced.clear();
-        Ok(())
     }
 }

@@ -404,7 +404,8 @@ impl Net {
     /// Ends the stream of one side of a connection, as if its peer had closed it.
     pub(super) fn finish_end(&mut self, index: usize, side: Side) {
         let connection = &mut self.connections[index];
-        connection.closed_by_proxy |= side == Side::Server;
+        // A server that has closed first does not take this for a close by the holder.
+        connection.closed_by_proxy |= side == Side::Server && !connection.server_end.finish_sent;
         let client = connection.client;
         connection.end_mut(side).finished = true;
         self.notify(index, side, client);

@@ -8,10 +8,10 @@ use std::time::Duration;
 use tenure_core::Time;
 use tenure_server::network::{COMMANDS, LISTENER, Network, NetworkEvent, NetworkStream};
 
-use super::host::server_operation;
 use super::network::Side;
 use super::plan::ServerPoint;
 use super::referee::ProductBreach;
+use super::server_faults::server_operation;
 use super::world::{self, ProductWorld};
 
 /// Most events per wait.

@@ -3,6 +3,7 @@
 //! It knows the protocol only as its specification describes it: a request has three lines, each request has one reply,
 //! and pushed lines begin with an exclamation mark.
 
+mod claim;
 mod holders;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -11,11 +12,9 @@ use std::time::Duration;
 use tenure_core::Time;
 use tenure_core::table::KeySpace;
 
+use self::claim::{SpaceKey, TappedClaim};
 use self::holders::TappedHolders;
 use super::referee::{HoldMode, ProductBreach};
-
-/// A key of the server: locks and semaphores have separate keys.
-pub(super) type SpaceKey = (KeySpace, String);
 
 /// State of the tap.
 #[derive(Debug, Default)]
@@ -63,15 +62,6 @@ enum TappedRequest {
         number: u64,
     },
     Other,
-}
-
-#[derive(Clone, Debug)]
-struct TappedClaim {
-    id: String,
-    key: SpaceKey,
-    mode: HoldMode,
-    lease: Duration,
-    detached: bool,
 }
 
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! The world of a run: real time, events, and the faults that they bring.
+//! The world of a run: real time, the queue of events, and the state of everything that is simulated.
 //!
 //! The shipped code reaches the world through a thread-local: its clocks, streams and files must be `Send`, and the
 //! world is not. One thread runs one world at a time.
@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use tenure_core::{FencingToken, Random, Time};
 
-use super::KindCounts;
 use super::disturbance::Disturbances;
 use super::host::Host;
 use super::network::{Arrival, Net, Side};
 use super::panics;
-use super::plan::{Fault, Plan};
+use super::plan::Plan;
 use super::process::Process;
 use super::referee::{Eyes, ProductBreach, Referee};
+use super::stats::KindCounts;
 use super::timeline::Timeline;
 use super::wire_tap::WireTap;
 
@@ -26,10 +26,14 @@ thread_local! {
     static CURRENT: RefCell<Option<Rc<ProductWorld>>> = const { RefCell::new(None) };
 }
 
+/// The world of this thread, while it runs.
+pub(super) fn current() -> Option<Rc<ProductWorld>> {
+    CURRENT.with_borrow(Clone::clone)
+}
+
 /// Runs `f` with the world of this thread.
 pub(super) fn with<T>(f: impl FnOnce(&Rc<ProductWorld>) -> T) -> T {
-    let world = CURRENT.with_borrow(Clone::clone).expect("a run is in progress");
-    f(&world)
+    f(&current().expect("a run is in progress"))
 }
 
 /// Adds a line to the timeline, if one is recorded.
@@ -77,10 +81,14 @@ pub(super) enum WorldEvent {
     Heal,
 }
 
+/// Handler of the events of a world. The handler knows the programs that run in the world; the world does not.
+pub(super) type EventHandler = fn(&Rc<ProductWorld>, WorldEvent);
+
 /// A world.
 pub(super) struct ProductWorld {
     pub(super) plan: Plan,
     pub(super) now: Cell<u64>,
+    handler: EventHandler,
     queue: RefCell<BinaryHeap<Reverse<QueuedEvent>>>,
     next_event: Cell<u64>,
     pub(super) random: RefCell<Random>,
@@ -134,7 +142,7 @@ pub(super) fn nanos(span: Duration) -> u64 {
 }
 
 impl ProductWorld {
-    pub(super) fn new(plan: Plan, timeline: Timeline) -> Rc<Self> {
+    pub(super) fn new(plan: Plan, timeline: Timeline, handler: EventHandler) -> Rc<Self> {
         let mut random = Random::new(plan.seed);
         let net = Net::new(random.bits(), plan.link, plan.clients);
         let host = Host::new(&plan, &mut random);
@@ -145,6 +153,7 @@ impl ProductWorld {
             counts: RefCell::default(),
             plan,
             now: Cell::new(0),
+            handler,
             queue: RefCell::default(),
             next_event: Cell::new(0),
             random: RefCell::new(random),
@@ -228,7 +237,7 @@ impl ProductWorld {
             let Some(Reverse(QueuedEvent { at, event, .. })) = next else { break };
             self.now.set(at);
             self.events.set(self.events.get() + 1);
-            self.handle(event);
+            (self.handler)(self, event);
             if let Some(message) = panics::take() {
                 self.breach(ProductBreach::Panicked, message);
             }
@@ -243,57 +252,6 @@ impl ProductWorld {
     pub(super) fn breach(&self, breach: ProductBreach, what: String) {
         note!(self, "referee", "{breach}: {what}");
         self.referee.borrow_mut().breach(breach, what);
-    }
-
-    fn handle(self: &Rc<Self>, event: WorldEvent) {
-        let now = self.now.get();
-        match event {
-            WorldEvent::Arrival(Arrival::Segment { connection, to }) => {
-                if self.timeline.borrow().is_recorded() {
-                    self.note_segments(connection, to);
-                }
-                self.net.borrow_mut().deliver(connection, to, now);
-            }
-            WorldEvent::Arrival(Arrival::GivesUp { connection, side }) => {
-                self.net.borrow_mut().break_end(connection, side);
-            }
-            WorldEvent::StepClient { client } => self.step_client(client),
-            WorldEvent::StartClient { client } => self.start_client(client),
-            WorldEvent::StepServer => self.step_server(),
-            WorldEvent::StartServer => self.start_server(),
-            WorldEvent::Fault(index) => self.begin_fault(self.plan.faults[index].fault),
-            WorldEvent::Told { connection, side, finish } => self.tell(connection, side, finish),
-            WorldEvent::ReadAgain { client } => self.read_again(client),
-            WorldEvent::PauseEnds { client } => {
-                let process = self.process(client);
-                if process.paused_until.get() <= now {
-                    note!(self, &format!("client {client}"), "continues");
-                }
-                self.schedule_step(client, now);
-            }
-            WorldEvent::DiskFreed => {
-                let host = self.host.borrow();
-                if host.full_until <= now {
-                    note!(self, "disk", "has space again");
-                    host.disk.set_full(false);
-                }
-            }
-            WorldEvent::Check { belief } => self.check(belief),
-            WorldEvent::Heal => self.heal(),
-        }
-    }
-
-    /// Adds the segments that arrive now to the timeline.
-    fn note_segments(&self, connection: usize, to: Side) {
-        let net = self.net.borrow();
-        let client = net.connections[connection].client;
-        for text in net.arriving(connection, to, self.now.get()) {
-            let from = match to {
-                Side::Client => format!("server to client {client}"),
-                Side::Server => format!("client {client} to server"),
-            };
-            note!(self, "network", "  {from}, connection {connection}: {text}");
-        }
     }
 
     /// Schedules the arrivals of segments, and wakes the programs that have received something.
@@ -349,138 +307,19 @@ impl ProductWorld {
         judged
     }
 
-    fn check(&self, belief: usize) {
-        self.judged(|referee, eyes| referee.check(belief, eyes));
-        if let Some((breach, what)) = &self.referee.borrow().breach {
-            note!(self, "referee", "{breach}: {what}");
+    pub(super) fn schedule_step(&self, client: usize, at: u64) {
+        let process = self.process(client);
+        let at = at.max(self.now.get()).max(process.paused_until.get());
+        if process.schedule_step(at) {
+            self.schedule(at, WorldEvent::StepClient { client });
         }
     }
 
-    fn heal(self: &Rc<Self>) {
-        note!(self, "world", "all faults end");
-        self.healed.set(true);
-        self.net.borrow_mut().heal(self.now.get());
-        {
-            let mut host = self.host.borrow_mut();
-            host.armed.clear();
-            host.disk.set_full(false);
-        }
-        for client in 0..self.plan.clients {
-            self.read_again(client);
-            self.process(client).stop_after.set(None);
-            self.process(client).healed.notify_waiters();
-            self.schedule_step(client, self.now.get());
-        }
-    }
-}
-
-/// Faults.
-impl ProductWorld {
-    fn begin_fault(self: &Rc<Self>, fault: Fault) {
-        note!(self, "fault", "{fault:?}");
-        let now = self.now.get();
-        if self.strikes_at_once(fault) {
-            self.count_fault(fault.kind());
-        }
-        match fault {
-            Fault::Partition { client, up, down, lasts } => {
-                self.disturb(client);
-                let until = now + nanos(lasts);
-                let path = &mut self.net.borrow_mut().paths[client];
-                for (blocked, hit) in path.blocked_until.iter_mut().zip([up, down]) {
-                    if hit {
-                        *blocked = (*blocked).max(until);
-                    }
-                }
-            }
-            Fault::Slow { client, extra, lasts } => {
-                self.disturb(client);
-                let path = &mut self.net.borrow_mut().paths[client];
-                path.slow_until = path.slow_until.max(now + nanos(lasts));
-                path.extra = nanos(extra);
-            }
-            Fault::Reset { client, client_after, server_after } => {
-                self.cut(client, client_after, server_after, false);
-            }
-            Fault::ProxyClose { client, client_after, server_after } => {
-                self.cut(client, client_after, server_after, true);
-            }
-            Fault::SlowReader { client, lasts } => {
-                self.disturb(client);
-                let until = now + nanos(lasts);
-                let mut net = self.net.borrow_mut();
-                let until = net.paths[client].reads_from.max(until);
-                net.paths[client].reads_from = until;
-                for connection in net.of_client(client) {
-                    net.connections[connection].end_mut(Side::Client).reads_from = until;
-                }
-                self.schedule(until, WorldEvent::ReadAgain { client });
-            }
-            Fault::PauseClient { client, lasts } => {
-                self.disturb(client);
-                let process = self.process(client);
-                let until = process.paused_until.get().max(now + nanos(lasts));
-                process.paused_until.set(until);
-                self.schedule(until, WorldEvent::PauseEnds { client });
-            }
-            Fault::StopClient { client, readings, lasts } => {
-                self.process(client).stop_after.set(Some((readings, nanos(lasts))));
-            }
-            Fault::KillClient { client, restart_after } => self.kill_client(client, restart_after),
-            Fault::SlewClient { client, ppm } => {
-                self.process(client).drift.borrow_mut().slew(ppm, now);
-                self.schedule_step(client, now);
-            }
-            Fault::SlewServer { ppm } => {
-                self.host.borrow_mut().clock.slew(ppm, now);
-                self.schedule_server(now);
-            }
-            Fault::StepWallClock { client, by, back } => {
-                self.disturbances.borrow_mut().wall_clocks = true;
-                let by = i64::try_from(by.as_nanos()).unwrap_or(i64::MAX);
-                let by = if back { -by } else { by };
-                match client {
-                    Some(client) => {
-                        let process = self.process(client);
-                        process.wall_offset.set(process.wall_offset.get() + by);
-                    }
-                    None => self.host.borrow_mut().wall_offset += by,
-                }
-            }
-            Fault::StopServer { .. }
-            | Fault::KillServer { .. }
-            | Fault::CrashMachine { .. }
-            | Fault::ShutDownServer { .. } => self.begin_server_fault(fault),
-            Fault::FillDisk { lasts } => {
-                let mut host = self.host.borrow_mut();
-                host.disk.set_full(true);
-                host.full_until = host.full_until.max(now + nanos(lasts));
-                self.schedule(host.full_until, WorldEvent::DiskFreed);
-            }
-        }
-    }
-
-    /// True if the fault has its effect now. Others are counted when they strike.
-    fn strikes_at_once(&self, fault: Fault) -> bool {
-        match fault {
-            Fault::Reset { client, .. } | Fault::ProxyClose { client, .. } => {
-                !self.net.borrow().of_client(client).is_empty()
-            }
-            Fault::PauseClient { client, .. } | Fault::KillClient { client, .. } => {
-                self.process(client).is_alive()
-            }
-            Fault::Partition { .. }
-            | Fault::Slow { .. }
-            | Fault::SlowReader { .. }
-            | Fault::SlewClient { .. }
-            | Fault::SlewServer { .. }
-            | Fault::StepWallClock { .. } => true,
-            Fault::StopClient { .. }
-            | Fault::StopServer { .. }
-            | Fault::KillServer { .. }
-            | Fault::CrashMachine { .. }
-            | Fault::ShutDownServer { .. }
-            | Fault::FillDisk { .. } => false,
+    pub(super) fn schedule_server(&self, at: u64) {
+        let at = at.max(self.now.get());
+        let is_earlier = self.host.borrow_mut().schedule_step(at);
+        if is_earlier {
+            self.schedule(at, WorldEvent::StepServer);
         }
     }
 
@@ -493,63 +332,8 @@ impl ProductWorld {
         self.disturbances.borrow_mut().strike(Some(client));
     }
 
-    /// Cuts all connections of a client, and tells each side after a time.
-    fn cut(
-        &self,
-        client: usize,
-        client_after: Option<Duration>,
-        server_after: Option<Duration>,
-        finish: bool,
-    ) {
-        self.disturb(client);
-        let now = self.now.get();
-        let connections = self.net.borrow().of_client(client);
-        for connection in connections {
-            self.net.borrow_mut().cut(connection, now);
-            for (side, after) in [(Side::Client, client_after), (Side::Server, server_after)] {
-                if let Some(after) = after {
-                    self.schedule(
-                        now + nanos(after),
-                        WorldEvent::Told { connection, side, finish },
-                    );
-                }
-            }
-        }
-    }
-
-    fn tell(&self, connection: usize, side: Side, finish: bool) {
-        let mut net = self.net.borrow_mut();
-        let client = net.connections[connection].client;
-        note!(self, "network", "connection {connection} of client {client} ends at the {side:?}");
-        if !finish {
-            return net.break_end(connection, side);
-        }
-        net.finish_end(connection, side);
-    }
-
-    fn read_again(&self, client: usize) {
-        let mut net = self.net.borrow_mut();
-        let now = self.now.get();
-        let mut wakers = Vec::new();
-        for connection in net.connections.iter_mut().filter(|c| c.client == client) {
-            let end = connection.end_mut(Side::Client);
-            if end.reads_from <= now {
-                wakers.extend(end.reader.take());
-            }
-        }
-        drop(net);
-        for waker in wakers {
-            waker.wake();
-        }
-        self.schedule_step(client, now);
-    }
-}
-
-/// Adds a line of the shipped code to the timeline.
-pub(super) fn log(text: &str) {
-    let Some(world) = CURRENT.with_borrow(Clone::clone) else { return };
-    match world.running.get() {
-        Some(client) => note!(world, &format!("client {client}"), "  {text}"),
-        None => note!(world, "server", "  {text}"),
+    /// From here on, requests of every client may fail or be late.
+    pub(super) fn disturb_all(&self) {
+        self.disturbances.borrow_mut().strike(None);
     }
 }

@@ -18,7 +18,6 @@ pub(super) struct ImportGraph {
 }
 
 /// A place that imports.
-#[derive(Clone)]
 pub(super) struct Evidence {
     file: String,
     line: usize,
@@ -53,12 +52,6 @@ impl ImportGraph {
             }
         }
         Ok(Self { imports })
-    }
-
-    /// The same without the imports of `pairs`.
-    pub(super) fn without(&self, pairs: &BTreeSet<Pair>) -> Self {
-        let rest = self.imports.iter().filter(|(pair, _)| !pairs.contains(*pair));
-        Self { imports: rest.map(|(pair, place)| (pair.clone(), place.clone())).collect() }
     }
 
     /// Groups of modules of which each imports every other, directly or not.

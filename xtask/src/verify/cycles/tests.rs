@@ -1,7 +1,6 @@
 use std::path::Path;
 
 use super::graph::ImportGraph;
-use super::known::KnownImports;
 use super::{faults, report};
 
 /// The imports of a crate with these files below `src`, as `from -> to`.
@@ -24,11 +23,6 @@ fn graph(files: &[(&str, &str)]) -> ImportGraph {
         Ok(found.map(|(_, text)| (*text).to_owned()))
     };
     ImportGraph::read(Path::new("src/lib.rs"), &read).expect("files that parse")
-}
-
-fn judge(files: &[(&str, &str)], known: &str) -> Vec<String> {
-    let known = KnownImports::parse(known).expect("our own list");
-    faults(&[("a".to_owned(), graph(files))], &known)
 }
 
 const NO_CYCLE: [Vec<String>; 0] = [];
@@ -230,25 +224,10 @@ fn the_attribute_path_names_the_file_of_a_module() {
 }
 
 #[test]
-fn a_cycle_must_be_listed_and_a_listed_one_must_exist() {
-    let unlisted = judge(TWO, "");
-    assert_eq!(unlisted.len(), 1, "{unlisted:?}");
-    assert!(unlisted[0].contains("src/a.rs:1: crate::b::B"), "{unlisted:?}");
-    assert_eq!(judge(TWO, "a = [\"b -> a\"]"), [""; 0]);
-    let gone = judge(&[("lib.rs", "")], "a = []\nb = []");
-    assert_eq!(gone, ["xtask/cycles.toml: b: no such crate"]);
-}
-
-#[test]
-fn a_listed_import_that_closes_no_cycle_is_a_fault() {
-    let fault = "a: b -> a is on no cycle; remove it from xtask/cycles.toml";
+fn the_step_fails_on_each_crate_with_a_cycle() {
     let without = [TWO[0], TWO[1], ("b.rs", "pub struct B;")];
-    assert_eq!(judge(&without, "a = [\"b -> a\"]"), [fault]);
-    let reversed = [TWO[0], ("a.rs", "pub struct A;"), TWO[2]];
-    assert_eq!(judge(&reversed, "a = [\"b -> a\"]"), [fault]);
-}
-
-#[test]
-fn an_entry_of_the_list_that_is_no_pair_is_refused() {
-    assert!(KnownImports::parse("a = [\"b\"]").is_err());
+    let crates = [("x", TWO), ("y", &without), ("z", TWO)];
+    let crates = crates.map(|(name, files)| (name.to_owned(), graph(files)));
+    let reports = [report("x", &crates[0].1, false), report("z", &crates[2].1, false)];
+    assert_eq!(faults(&crates), reports.map(|report| report.trim_end().to_owned()));
 }

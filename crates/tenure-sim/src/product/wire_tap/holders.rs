@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tenure_core::Time;
 
-use super::{SpaceKey, TappedClaim};
+use super::claim::{SpaceKey, TappedClaim};
 use crate::product::referee::HoldMode;
 
 /// Holders of all keys, by fencing number. A hold that may exist counts as long as its lease can last.

@@ -6,7 +6,7 @@ use tenure::{Client, Clock, LockRequest};
 
 use super::super::referee::ProductBreach;
 use super::super::world;
-use super::{SLOTS, activity, breach, key_name};
+use super::surroundings::{SLOTS, activity, breach, key_name};
 
 /// Time within which a waiter is woken in a quiet world.
 const WAKE_LIMIT: Duration = Duration::from_secs(1);

@@ -11,7 +11,8 @@ use tenure_core::lease::margin;
 use super::super::host;
 use super::super::referee::{HoldMode, ProductBreach};
 use super::super::world;
-use super::{FAULTS, User, breach, is_healed, ttl_base};
+use super::surroundings::{FAULTS, breach, is_healed, ttl_base};
+use super::user::User;
 
 impl User {
     pub(super) async fn detach(&mut self) {
@@ -144,13 +145,12 @@ impl User {
         tokio::select! {
             biased;
             ended = leadership.ended() => {
-                match ended {
-                    Ended::Lost(lost) => self.lost(belief, &lost),
+                if let Ended::Lost(lost) = ended {
+                    self.lost(belief, &lost);
+                } else {
                     // Only this user ends its terms, and only below.
-                    Ended::Released => {
-                        let what = format!("client {}: {ended}", self.client);
-                        breach(ProductBreach::UnexpectedLoss, what);
-                    }
+                    let what = format!("client {}: {ended}", self.client);
+                    breach(ProductBreach::UnexpectedLoss, what);
                 }
                 return None;
             }
