@@ -9,7 +9,7 @@ use anyhow::Result;
 use crate::command;
 use crate::registry::{self, Entry, RegistryArgs};
 use crate::repo;
-use crate::stores::Stores;
+use crate::stores::{Cluster, Folder, Stores, port};
 
 const BENCHES: &[Entry] = &[
     Entry {
@@ -21,6 +21,11 @@ const BENCHES: &[Entry] = &[
         name: "file",
         about: "the file store's uncontended pair and hand-off, against a bare flock",
         run: |rest| cargo_bench("tenure", "file", rest),
+    },
+    Entry {
+        name: "fleet",
+        about: "10 to 500 followers of one advisory lock of PostgreSQL: CPU of the server, connections, take-over (--quick)",
+        run: fleet,
     },
     Entry {
         name: "jobs",
@@ -71,6 +76,16 @@ fn object(rest: &[String]) -> Result<()> {
     let mut cargo = bench_command("tenure", "object", rest);
     cargo.env("TENURE_BENCH_COMMAND", program);
     command::show(cargo.envs(stores.environment().iter().cloned()))
+}
+
+/// Runs the bench of large fleets against a PostgreSQL server of its own with enough connections.
+fn fleet(rest: &[String]) -> Result<()> {
+    Cluster::ensure()?;
+    Folder::sweep("fleet");
+    let folder = Folder::create("fleet")?;
+    let cluster = Cluster::start_with(folder.path(), port::free, &["max_connections=600"])?;
+    let mut cargo = bench_command("tenure", "pg_fleet", rest);
+    command::show(cargo.env("TENURE_TEST_POSTGRES", cluster.url()))
 }
 
 /// Runs a bench against PostgreSQL and PgBouncer servers of its own, which stop when it ends.

@@ -1,4 +1,5 @@
-//! The library on systems other than Linux: it must compile there. Only Linux is tested.
+//! The library on systems other than Linux, and the lock server on a 32-bit processor: both must compile there. Only 64-bit
+//! Linux is tested.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -9,6 +10,9 @@ use crate::{command, repo};
 
 /// The systems beside Linux that the library supports, as `docs/choose.md` lists them.
 const TARGETS: &[&str] = &["aarch64-apple-darwin", "x86_64-pc-windows-gnu"];
+
+/// A Linux on a processor without `io_uring`, where the lock server sends its replies one by one.
+const WITHOUT_IO_URING: &str = "armv7-unknown-linux-gnueabihf";
 
 /// Features whose dependencies compile in seconds.
 const QUICK_FEATURES: &str = "blocking,conformance,file,metrics,server,simulation";
@@ -22,23 +26,28 @@ pub(crate) enum Extent {
     AllFeatures,
 }
 
-/// Checks the library for every system, with warnings as errors.
+/// Checks both for every system, with warnings as errors.
 pub(crate) fn check(extent: Extent) -> Result<String> {
+    let features: &[&str] = match extent {
+        Extent::Quick => &["--features", QUICK_FEATURES],
+        Extent::AllFeatures => &["--all-features"],
+    };
     for target in TARGETS {
-        install(target)?;
-        let mut cargo = repo::cargo(["clippy", "--package", "tenure", "--lib", "--locked"]);
-        cargo.args(["--quiet", "--target", target]);
-        match extent {
-            Extent::Quick => cargo.args(["--features", QUICK_FEATURES]),
-            Extent::AllFeatures => cargo.arg("--all-features"),
-        };
-        // Build scripts of dependencies compile C code for the target. A check links nothing, so that code is not
-        // needed: an empty command replaces the compiler, which the machine need not have.
-        let variable = target.replace('-', "_");
-        cargo.env(format!("CC_{variable}"), "true").env(format!("AR_{variable}"), "true");
-        command::succeed(cargo.args(["--", "-D", "warnings"]))?;
+        check_package("tenure", target, features)?;
     }
-    Ok(TARGETS.join(", "))
+    check_package("tenure-server", WITHOUT_IO_URING, &[])?;
+    Ok(format!("{}, {WITHOUT_IO_URING}", TARGETS.join(", ")))
+}
+
+fn check_package(package: &str, target: &str, features: &[&str]) -> Result<()> {
+    install(target)?;
+    let mut cargo = repo::cargo(["clippy", "--package", package, "--lib", "--locked"]);
+    cargo.args(["--quiet", "--target", target]).args(features);
+    // Build scripts of dependencies compile C code for the target. A check links nothing, so that code is not
+    // needed: an empty command replaces the compiler, which the machine need not have.
+    let variable = target.replace('-', "_");
+    cargo.env(format!("CC_{variable}"), "true").env(format!("AR_{variable}"), "true");
+    command::succeed(cargo.args(["--", "-D", "warnings"])).map(drop)
 }
 
 /// Installs the standard library of a target if it is missing.

@@ -129,6 +129,7 @@ fn rows_by_name(root: &Path) -> Result<()> {
         "--",
     ]);
     git.args(["crates/tenure/src/jobs*", "crates/tenure/src/store/pg*"]);
+    git.args(["crates/tenure/src/postgres.rs", "crates/tenure/src/fence*"]);
     let output = command::output(&mut git)?;
     // 1: no line matches.
     match output.status.code() {
@@ -237,10 +238,16 @@ mod tests {
         command::succeed(Command::new("git").arg("init").current_dir(folder.path())).unwrap();
         fs::write(jobs.join("a.rs"), "row.get(\"id\"), text.get(..3)").unwrap();
         rows_by_name(folder.path()).unwrap();
-        for read in ["row.get(0)", "row.try_get(1)?", "row.get::<_, Option<String>>(12)"] {
-            fs::write(jobs.join("a.rs"), read).unwrap();
-            let error = rows_by_name(folder.path()).unwrap_err().to_string();
-            assert!(error.contains(&format!("jobs/a.rs:1:{read}")), "{error}");
+        let reads = ["row.get(0)", "row.try_get(1)?", "row.get::<_, Option<String>>(12)"];
+        for file in ["jobs/a.rs", "store/pg/a.rs", "postgres.rs", "fence.rs", "fence/sql.rs"] {
+            let path = folder.path().join("crates/tenure/src").join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            for read in reads {
+                fs::write(&path, read).unwrap();
+                let error = rows_by_name(folder.path()).unwrap_err().to_string();
+                assert!(error.contains(&format!("{file}:1:{read}")), "{error}");
+            }
+            fs::remove_file(&path).unwrap();
         }
     }
 

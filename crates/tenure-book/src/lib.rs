@@ -14,6 +14,7 @@ mod pages {
 
     pages! {
         Readme: "README.md",
+        Library: "crates/tenure/README.md",
         Elections: "docs/elections.md",
         Fencing: "docs/fencing.md",
         HandOff: "docs/handoff.md",

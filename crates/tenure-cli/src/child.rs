@@ -1,6 +1,6 @@
 //! The command's side of the guardian: starts it, passes descriptors, sends commands, reads reports.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -20,7 +20,7 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use crate::guardian::protocol::{GuardianCommand, GuardianReport};
-use crate::guardian::{self, MAX_PASSED_DESCRIPTORS};
+use crate::guardian::{self, MAX_PASSED_DESCRIPTORS, OWN_PROGRAM};
 use crate::hold::{Hold, REVISION_VARIABLE, TOKENS_VARIABLE};
 use crate::mutex::Mutex;
 
@@ -32,11 +32,14 @@ pub(crate) struct Child {
     group: Option<Pid>,
 }
 
-/// Streams that replace stdin and stderr of this process in a child.
+/// Streams of a child that are not those of this process.
 #[derive(Default)]
 pub(crate) struct Streams {
     pub(crate) stdin: Option<OwnedFd>,
+    pub(crate) stdout: Option<OwnedFd>,
     pub(crate) stderr: Option<OwnedFd>,
+    /// Stdin of the program that releases the child's job if this process is killed.
+    pub(crate) job_record: Option<OwnedFd>,
 }
 
 /// Reason for which a child could not be started.
@@ -94,6 +97,8 @@ impl Child {
         streams: Streams,
     ) -> io::Result<Self> {
         let (ours, theirs) = StdStream::pair()?;
+        // Before the guardian exists: no guardian has to be stopped if this fails.
+        let keep_open = hold.keep_open().map_err(io::Error::other)?;
         // Before the guardian exists: if it is killed, its children are reparented to the nearest reaper. Unless that
         // is this process they go to init, and `kill_without_guardian` does not find them.
         guardian::become_reaper()?;
@@ -103,7 +108,9 @@ impl Child {
         // In its own process group: a KILL to our whole group must leave the guardian to kill the child.
         let guardian = Command::new(OWN_PROGRAM)
             .arg0("lock-guardian")
-            .args([OsStr::new("__guard"), OsStr::new("--")])
+            .arg("__guard")
+            .args(streams.job_record.as_ref().map(|_| "--release-job"))
+            .arg("--")
             .args(command)
             // Inherited from an enclosing hold. This hold may have no token or revision, and then the child must not
             // take that of the enclosing hold for its own.
@@ -123,7 +130,7 @@ impl Child {
             .spawn()?;
         guardians.push(guardian.id());
         drop(guardians);
-        send_descriptors(&ours, hold, &streams)?;
+        send_descriptors(&ours, hold, &keep_open, &streams)?;
         // Our copies: as long as they are open, a reader of the child's stderr sees no end of file after its exit.
         drop(streams);
         ours.set_nonblocking(true)?;
@@ -257,16 +264,21 @@ fn has_live_process(group: Pid) -> bool {
     stats.any(|stat| lives(&stat))
 }
 
-/// Program of this process, also if its file was replaced since the start.
-const OWN_PROGRAM: &str = "/proc/self/exe";
-
 /// Passes the child's streams and the descriptors that keep the hold, with the first deadline.
-fn send_descriptors(socket: &StdStream, hold: Hold<'_>, streams: &Streams) -> io::Result<()> {
-    let keep_open = hold.keep_open().map_err(io::Error::other)?;
+fn send_descriptors(
+    socket: &StdStream,
+    hold: Hold<'_>,
+    keep_open: &[OwnedFd],
+    streams: &Streams,
+) -> io::Result<()> {
     let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
     let first = streams.stdin.as_ref().map_or(stdin.as_fd(), OwnedFd::as_fd);
+    let second = streams.stdout.as_ref().map_or(stdout.as_fd(), OwnedFd::as_fd);
     let third = streams.stderr.as_ref().map_or(stderr.as_fd(), OwnedFd::as_fd);
-    let mut descriptors = vec![first, stdout.as_fd(), third];
+    let mut descriptors = vec![first, second, third];
+    if let Some(record) = &streams.job_record {
+        descriptors.extend([record.as_fd(), stderr.as_fd()]);
+    }
     descriptors.extend(keep_open.iter().map(OwnedFd::as_fd));
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PASSED_DESCRIPTORS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);

@@ -72,9 +72,15 @@ pub(crate) enum Command {
     /// Guard the command of `run`; started by tenure itself
     #[command(name = "__guard", hide = true)]
     Guard {
+        /// Release the job of the command if tenure itself is killed
+        #[arg(long)]
+        release_job: bool,
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<OsString>,
     },
+    /// Release the job of a killed worker, which stdin describes; started by the guardian
+    #[command(name = "__release-job", hide = true)]
+    ReleaseJob,
 }
 
 impl Command {

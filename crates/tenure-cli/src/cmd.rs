@@ -46,7 +46,7 @@ fn on_runtime(work: impl Future<Output = Exit>) -> Exit {
 
 /// Prints in one line what failed, and the error.
 fn fail(what: &str, error: &dyn std::error::Error) -> Exit {
-    report::print_line(&format!("{what}: {}", report::chain(error)));
+    report::print_line(&format!("{what}: {}", Error::chain_of(error)));
     Exit::Failed
 }
 

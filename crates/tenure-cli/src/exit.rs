@@ -183,6 +183,14 @@ Exit codes:
   2    invalid arguments
   125  tenure failed: an error of the server, missing permissions, or a missing or incompatible table";
 
+/// Exit codes in the `--help` of `job checkpoint`.
+pub(crate) const CHECKPOINT: &str = "\
+Exit codes:
+  0    done
+  1    another worker holds the chunk, or its claim was lost; nothing was changed
+  2    invalid arguments
+  125  tenure failed: an error of the server, missing permissions, or a missing or incompatible table";
+
 /// Exit codes in the `--help` of `schema`.
 pub(crate) const SCHEMA: &str = "\
 Exit codes:

@@ -4,7 +4,9 @@
 //! that copy keeps the lock held until the guardian has killed the child with all its descendants and ends. A
 //! descendant whose parent dies becomes a child of the guardian, so none escapes it.
 //!
-//! The guardian uses no store, no lock and no async runtime: it must still work when those hang or fail.
+//! The guardian uses no store, no lock and no async runtime: it must still work when those hang or fail. The job of a
+//! killed worker is released by another run of this program, which takes the place of the guardian when no process of
+//! the command is left. The guardian passes it a descriptor that it never reads, so it has no credentials itself.
 
 use std::ffi::OsString;
 use std::io::{self, IoSliceMut, Read as _, Write as _};
@@ -30,17 +32,23 @@ use crate::exit::Exit;
 use crate::hold::MAX_LOCKS;
 use crate::signals;
 
-/// Descriptors that the command passes: stdin, stdout, stderr, and those that keep the hold.
-pub(crate) const MAX_PASSED_DESCRIPTORS: usize = 3 + MAX_LOCKS;
+/// Descriptors that the command passes: stdin, stdout, stderr, the two of [`JobRelease`], and those that keep the hold.
+pub(crate) const MAX_PASSED_DESCRIPTORS: usize = 5 + MAX_LOCKS;
 
 /// Time that is waited for killed processes to end before the next search for their orphans.
 const REAP_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Runs `command` and guards it, controlled over the socket on stdin.
-pub(crate) fn run(command: &[OsString]) -> Exit {
+/// Program of this process, also if its file was replaced since the start.
+pub(crate) const OWN_PROGRAM: &str = "/proc/self/exe";
+
+/// Runs `command` and guards it, controlled over the socket on stdin. With `release_job`, releases the job of the command
+/// if the worker is killed.
+pub(crate) fn run(command: &[OsString], release_job: bool) -> Exit {
     // Errors are not printed: stdout and stderr are null here. The command sees the socket close, still has its own
     // copy of the hold's descriptor, and kills the child itself before it releases the hold.
-    Guardian::start(command).and_then(Guardian::run).map_or(Exit::Failed, |()| Exit::Success)
+    Guardian::start(command, release_job)
+        .and_then(Guardian::run)
+        .map_or(Exit::Failed, |()| Exit::Success)
 }
 
 struct Guardian {
@@ -53,8 +61,17 @@ struct Guardian {
     kill_at: Option<u64>,
     /// Bytes of a line that is not complete.
     unread: Vec<u8>,
+    job_release: Option<JobRelease>,
     /// Descriptors of the hold. Never used: the locks stay held as long as they are open.
     _hold: Vec<OwnedFd>,
+}
+
+/// Streams of the program that releases the job of a killed worker.
+struct JobRelease {
+    /// Its stdin: the job and the store. Never read here, because it may contain a password.
+    record: OwnedFd,
+    /// Its stderr: that of the worker.
+    log: OwnedFd,
 }
 
 /// Next step of the main loop.
@@ -65,7 +82,7 @@ enum Next {
 }
 
 impl Guardian {
-    fn start(command: &[OsString]) -> io::Result<Self> {
+    fn start(command: &[OsString], release_job: bool) -> io::Result<Self> {
         // Before the child exists, so that no SIGCHLD is missed. The forwarded signals are blocked as well: one that is
         // sent to the guardian must not kill it before it has killed the child.
         let blocked = [&signals::FORWARDED[..], &[Signal::SIGCHLD]].concat();
@@ -82,6 +99,11 @@ impl Guardian {
         let mut child = Command::new(program);
         child.args(arguments).process_group(0);
         child.stdin(standard()).stdout(standard()).stderr(standard());
+        let job_release = match release_job.then(|| passed.next().zip(passed.next())) {
+            Some(Some((record, log))) => Some(JobRelease { record, log }),
+            Some(None) => return Err(io::ErrorKind::InvalidInput.into()),
+            None => None,
+        };
         // The child would inherit the blocked signals, and could not be stopped with TERM.
         let spawned = signals::with_signals_unblocked(|| child.spawn())?;
         // Closes the guardian's copies of the child's streams: a reader of its output sees the end of file only when
@@ -93,6 +115,7 @@ impl Guardian {
             child: None,
             kill_at: None,
             unread: Vec::new(),
+            job_release,
             _hold: passed.collect(),
         };
         match spawned {
@@ -162,7 +185,11 @@ impl Guardian {
             // lock becomes free when ours is closed at the exit of this process. So everything is killed first: when
             // the next holder starts, no process of this one is left.
             self.kill_all()?;
-            return Ok(Next::End);
+            // Not before this line: the next worker may claim the job as soon as it is released.
+            return match self.job_release.take() {
+                Some(release) => Err(release.exec()),
+                None => Ok(Next::End),
+            };
         }
         self.unread.extend_from_slice(&bytes[..read]);
         while let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
@@ -269,6 +296,18 @@ impl Guardian {
     fn send_report(&mut self, report: GuardianReport) {
         // If the command is gone, `read_commands` sees the end of the stream.
         let _ = self.parent.write_all(format!("{report}\n").as_bytes());
+    }
+}
+
+impl JobRelease {
+    /// Replaces this process by the program that releases the job. Returns only if that fails.
+    fn exec(self) -> io::Error {
+        let mut program = Command::new(OWN_PROGRAM);
+        program.arg0("lock-guardian").arg("__release-job");
+        program.stdin(self.record).stdout(Stdio::null()).stderr(self.log);
+        // Signals stay blocked: a service manager sends TERM to the processes that a killed worker left, and the
+        // release takes only a moment more.
+        program.exec()
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tenure::election::{Ended, Leadership};
 use tenure::jobs::Job;
-use tenure::{FencingToken, Guard, LockGuards};
+use tenure::{FencingToken, Guard, LockGuards, Loss};
 
 use crate::guardian::protocol;
 
@@ -30,6 +30,14 @@ pub(crate) enum Hold<'a> {
     Lead(&'a Leadership),
     /// A job; its worker completes or releases it.
     Job(&'a Job),
+}
+
+/// The end of a hold without a release.
+pub(crate) struct LostHold {
+    pub(crate) reason: String,
+    /// Another holder may start at any moment: the command must be killed at once. False for a cancelled job, which no
+    /// worker can claim before an operator retries it.
+    pub(crate) urgent: bool,
 }
 
 impl<'a> Hold<'a> {
@@ -101,8 +109,8 @@ impl<'a> Hold<'a> {
     }
 
     /// Resolves when the hold has ended, with the reason.
-    pub(crate) async fn lost(self) -> String {
-        match self {
+    pub(crate) async fn lost(self) -> LostHold {
+        let reason = match self {
             Self::Lock(guard) => guard.lost().await.reason.to_string(),
             Self::Locks { first, all } => {
                 let lost = all.lost().await;
@@ -115,9 +123,14 @@ impl<'a> Hold<'a> {
             Self::Lead(leadership) => match leadership.ended().await {
                 Ended::Lost(lost) => lost.reason.to_string(),
                 Ended::Released => "the leadership was released".to_owned(),
+                ended => ended.to_string(),
             },
-            Self::Job(job) => job.lost().await.to_string(),
-        }
+            Self::Job(job) => {
+                let loss = job.lost().await;
+                return LostHold { reason: loss.to_string(), urgent: loss != Loss::Cancelled };
+            }
+        };
+        LostHold { reason, urgent: true }
     }
 
     /// Resolves when it is time to stop the command.
@@ -127,6 +140,14 @@ impl<'a> Hold<'a> {
             Self::Locks { all, .. } => all.ending().await,
             Self::Lead(leadership) => leadership.ending().await,
             Self::Job(job) => job.ending().await,
+        }
+    }
+
+    /// Resolves when the command has completed its job itself. Never resolves for other holds.
+    pub(crate) async fn completed(self) {
+        match self {
+            Self::Job(job) => job.completed().await,
+            _ => pending().await,
         }
     }
 

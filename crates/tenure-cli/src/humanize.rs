@@ -1,6 +1,6 @@
 //! Text for people: identities, tokens, durations and ordinals.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tenure::FencingToken;
 use tenure::store::Identity;
@@ -27,6 +27,13 @@ pub(crate) fn span(span: Duration) -> String {
 /// A duration that the store may not know; `-` if so.
 pub(crate) fn optional_span(span: Option<Duration>) -> String {
     span.map_or_else(|| "-".to_owned(), self::span)
+}
+
+/// A time in UTC: `2026-11-17T08:00:00.000Z`; `None` before 1970 and after the year 9999.
+pub(crate) fn rfc3339(at: SystemTime) -> Option<String> {
+    const YEAR_10000: Duration = Duration::from_secs(253_402_300_800);
+    let since = at.duration_since(UNIX_EPOCH).ok()?;
+    (since < YEAR_10000).then(|| humantime::format_rfc3339_millis(at).to_string())
 }
 
 /// `1st`, `2nd`, `3rd`, `11th`.

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
-use tenure::store::{HolderState, KeySpace, KeyState, WaiterState};
+use tenure::store::{HolderState, Identity, KeySpace, KeyState, WaiterState};
 use tenure::{Client, Key, Result};
 
 use crate::humanize;
@@ -133,10 +133,8 @@ struct KeyLine<'a> {
 
 #[derive(Serialize)]
 struct HolderLine<'a> {
-    holder: Option<&'a str>,
-    host: Option<&'a str>,
-    pid: Option<u32>,
-    note: Option<&'a str>,
+    #[serde(flatten)]
+    by: ClientFields<'a>,
     token: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     revision: Option<u64>,
@@ -147,11 +145,31 @@ struct HolderLine<'a> {
 #[derive(Serialize)]
 struct WaiterLine<'a> {
     place: usize,
+    #[serde(flatten)]
+    by: ClientFields<'a>,
+    since: Option<String>,
+}
+
+/// Fields of a holder or waiter. Those that the store does not know are `null`: a session of another program on
+/// PostgreSQL has no process number.
+#[derive(Default, Serialize)]
+struct ClientFields<'a> {
     holder: Option<&'a str>,
     host: Option<&'a str>,
     pid: Option<u32>,
     note: Option<&'a str>,
-    since: Option<String>,
+}
+
+impl<'a> ClientFields<'a> {
+    fn of(by: Option<&'a Identity>) -> Self {
+        let Some(Identity { id, host, pid, note }) = by else { return Self::default() };
+        Self {
+            holder: Some(id),
+            host: Some(&**host).filter(|host| !host.is_empty()),
+            pid: Some(*pid).filter(|pid| *pid != 0),
+            note: Some(note),
+        }
+    }
 }
 
 /// JSON, one object per key and line.
@@ -163,10 +181,7 @@ pub(crate) fn lines(keys: &[KeyState], fencing: Fencing, now: SystemTime) -> Str
     let mut text = String::new();
     for key in keys {
         let holders = key.holders.iter().map(|state| HolderLine {
-            holder: state.by.as_ref().map(|by| by.id.as_str()),
-            host: state.by.as_ref().map(|by| by.host.as_str()),
-            pid: state.by.as_ref().map(|by| by.pid),
-            note: state.by.as_ref().map(|by| by.note.as_str()),
+            by: ClientFields::of(state.by.as_ref()),
             token: humanize::token(state.token),
             revision: state.revision,
             since: ago(state.held_for),
@@ -174,10 +189,7 @@ pub(crate) fn lines(keys: &[KeyState], fencing: Fencing, now: SystemTime) -> Str
         });
         let waiters = key.waiters.iter().enumerate().map(|(i, state)| WaiterLine {
             place: i + 1,
-            holder: state.by.as_ref().map(|by| by.id.as_str()),
-            host: state.by.as_ref().map(|by| by.host.as_str()),
-            pid: state.by.as_ref().map(|by| by.pid),
-            note: state.by.as_ref().map(|by| by.note.as_str()),
+            by: ClientFields::of(state.by.as_ref()),
             since: ago(state.waited_for),
         });
         let line = KeyLine {

@@ -2,7 +2,6 @@
 //!
 //! A separate thread writes: a pipe whose reader does not read must not block the renewal of the lock.
 
-use std::error::Error as StdError;
 use std::fs::File;
 use std::io::{self, IsTerminal as _, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -140,7 +139,19 @@ pub(crate) struct Reporter {
 
 enum WriterMessage {
     Text(Vec<u8>),
+    /// A new progress line, in place of the one before.
+    Progress(String),
+    ClearProgress,
+    /// Output of a command, and a channel to say that it is written.
+    Output(Vec<u8>, OutputStream, SyncSender<()>),
     Flush(oneshot::Sender<()>),
+}
+
+/// Stream of a command whose output is passed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OutputStream {
+    Stdout,
+    Stderr,
 }
 
 impl Reporter {
@@ -200,6 +211,16 @@ impl Reporter {
         }
     }
 
+    /// Prints that a leadership has recovered without a loss, in the words of pgleaderlock. Other logs have only the
+    /// change of the state.
+    pub(crate) fn log_recovery(&self) {
+        if let Some((first, second)) =
+            self.pair.filter(|_| !self.has_events() && !self.output.quiet)
+        {
+            self.send(format!("leadership_recovered key1={first} key2={second}\n"));
+        }
+    }
+
     /// Prints an error: as an event with `--json`, else as one line, even with `--quiet`.
     pub(crate) fn error(&self, message: &str) {
         if self.output.has_events() {
@@ -234,6 +255,11 @@ impl Reporter {
     /// Prints a line.
     pub(crate) fn info(&self, message: &str) {
         self.send(stderr_line(message));
+    }
+
+    /// True if the log has the words of pgleaderlock.
+    pub(crate) fn speaks_as_pgleaderlock(&self) -> bool {
+        self.pair.is_some() && !self.has_events()
     }
 
     /// True if events are printed as JSON.
@@ -275,13 +301,27 @@ impl Reporter {
     /// Shows the progress line, which is updated in place.
     pub(crate) fn show_progress(&self, text: &str) {
         self.progress_shown.store(true, Ordering::Relaxed);
-        self.send(format!("\r\x1b[Ktenure: {text}"));
+        self.send_message(WriterMessage::Progress(text.to_owned()));
     }
 
     /// Removes the progress line.
     pub(crate) fn clear_progress(&self) {
         if self.progress_shown.swap(false, Ordering::Relaxed) {
-            self.send("\r\x1b[K".to_owned());
+            self.send_message(WriterMessage::ClearProgress);
+        }
+    }
+
+    /// Writes output of a command, and waits until it is written. With a progress line on the terminal, the one thread
+    /// that writes it also writes the output: in any other way the two would mix.
+    pub(crate) fn pass_on(&self, bytes: &[u8], stream: OutputStream) {
+        if let (Some(writer), true) = (&self.writer, self.shows_progress()) {
+            let (written, done) = sync_channel(1);
+            // Waits for a slow terminal, as the command itself would.
+            if writer.send(WriterMessage::Output(bytes.to_owned(), stream, written)).is_ok() {
+                let _ = done.recv();
+            }
+        } else {
+            write_output(bytes, stream);
         }
     }
 
@@ -296,9 +336,15 @@ impl Reporter {
     }
 
     fn send(&self, text: String) {
-        match &self.writer {
-            Some(writer) => drop(writer.try_send(WriterMessage::Text(text.into_bytes()))),
-            None => drop(io::stderr().write_all(text.as_bytes())),
+        self.send_message(WriterMessage::Text(text.into_bytes()));
+    }
+
+    fn send_message(&self, message: WriterMessage) {
+        match (&self.writer, message) {
+            (Some(writer), message) => drop(writer.try_send(message)),
+            (None, WriterMessage::Text(text)) => drop(io::stderr().write_all(&text)),
+            // Without the thread there is no progress line.
+            (None, _) => {}
         }
     }
 }
@@ -313,22 +359,6 @@ pub(crate) fn print_creation_notice(store: &dyn Store) {
 /// Prints one line on stderr, for commands without a [`Reporter`].
 pub(crate) fn print_line(message: &str) {
     let _ = io::stderr().write_all(stderr_line(message).as_bytes());
-}
-
-/// An error and its causes, in one line.
-pub(crate) fn chain(error: &dyn StdError) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        // Some libraries repeat their cause in their own message.
-        if !text.ends_with(&next) {
-            text.push_str(": ");
-            text.push_str(&next);
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// `state_change from=follower to=acquiring name=demo`
@@ -349,6 +379,7 @@ fn pair_line(event: &Event, (first, second): (i32, i32)) -> String {
             let attempt = attempt.map(|attempt| field("attempt", &attempt.into()));
             ("lock_acquired".to_owned(), attempt.unwrap_or_default() + &event_fields(event).1)
         }
+        Event::Released => ("lock_released".to_owned(), String::new()),
         _ => event_fields(event),
     };
     format!("{word}{fields} key1={first} key2={second}\n")
@@ -390,13 +421,55 @@ fn stderr_line(message: &str) -> String {
     format!("tenure: {line}\n")
 }
 
-fn write_loop(items: &Receiver<WriterMessage>, mut target: Box<dyn Write + Send>) {
-    while let Ok(item) = items.recv() {
-        match item {
-            // A closed stderr must not stop the command.
-            WriterMessage::Text(text) => drop(target.write_all(&text)),
-            WriterMessage::Flush(done) => drop(done.send(())),
+/// Writes output of a command to the same stream of this process.
+fn write_output(bytes: &[u8], stream: OutputStream) {
+    // A closed stream of ours must not stop the command.
+    let _ = match stream {
+        OutputStream::Stdout => {
+            let mut stdout = io::stdout().lock();
+            stdout.write_all(bytes).and_then(|()| stdout.flush())
         }
+        OutputStream::Stderr => io::stderr().write_all(bytes),
+    };
+}
+
+/// Moves to the beginning of the terminal's line, and clears it.
+const CLEAR_LINE: &str = "\r\x1b[K";
+
+fn write_loop(items: &Receiver<WriterMessage>, mut target: Box<dyn Write + Send>) {
+    // The progress line is the last thing on the terminal.
+    let mut progress_shown = false;
+    // The last output of a command does not end with a line feed. A line of ours then begins a new line: it would be
+    // appended to that output, or erase it.
+    let mut line_open = false;
+    while let Ok(item) = items.recv() {
+        let clear = if progress_shown { CLEAR_LINE } else { "" };
+        // A closed stderr must not stop the command: errors are ignored.
+        let mut write = |parts: [&[u8]; 2]| drop(target.write_all(&parts.concat()));
+        match item {
+            WriterMessage::Flush(done) => {
+                let _ = done.send(());
+                continue;
+            }
+            WriterMessage::Output(bytes, stream, written) => {
+                write([clear.as_bytes(), b""]);
+                write_output(&bytes, stream);
+                line_open = bytes.last().is_some_and(|last| *last != b'\n');
+                let _ = written.send(());
+            }
+            WriterMessage::ClearProgress => write([clear.as_bytes(), b""]),
+            WriterMessage::Text(text) => {
+                let begin = if std::mem::take(&mut line_open) { "\n" } else { clear };
+                write([begin.as_bytes(), &text]);
+            }
+            WriterMessage::Progress(line) => {
+                let begin = if std::mem::take(&mut line_open) { "\n" } else { CLEAR_LINE };
+                write([begin.as_bytes(), format!("tenure: {line}").as_bytes()]);
+                progress_shown = true;
+                continue;
+            }
+        }
+        progress_shown = false;
     }
 }
 
@@ -405,11 +478,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn causes_are_told_once_and_in_one_line() {
-        let cause = io::Error::other("connection refused");
-        let error =
-            tenure::Error::new(tenure::ErrorKind::Unavailable, "cannot claim").because(cause);
-        assert_eq!(chain(&error), "cannot claim: connection refused");
+    fn a_message_is_one_line_without_control_characters() {
         assert_eq!(stderr_line("a\nb\x1b[2J"), "tenure: a b [2J\n");
     }
 
@@ -431,6 +500,7 @@ mod tests {
         let acquired = Event::Acquired { token: Some("7".into()), attempt: Some(3) };
         let line = pair_line(&acquired, (1, 2));
         assert_eq!(line, "lock_acquired attempt=3 token=7 key1=1 key2=2\n");
+        assert_eq!(pair_line(&Event::Released, (1, 2)), "lock_released key1=1 key2=2\n");
         let failed = Event::Error { message: "connection closed".into(), health_check: true };
         let line = pair_line(&failed, (1, 2));
         assert_eq!(line, "health_check_failed error=\"connection closed\" key1=1 key2=2\n");

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::child::Child;
 use crate::guardian::protocol::{GuardianCommand, GuardianReport};
-use crate::hold::Hold;
+use crate::hold::{Hold, LostHold};
 use crate::report::{Event, Reporter};
 use crate::signals::{self, Signals};
 use crate::terminal::Terminal;
@@ -51,6 +51,8 @@ pub(crate) struct Supervisor<'a> {
     pub(crate) kill_after: Duration,
     /// Time at which the hold ends even if every renewal succeeds.
     pub(crate) hard_end: Option<Instant>,
+    /// Maximum time that the child may run, whatever the hold.
+    pub(crate) max_run: Option<Duration>,
     pub(crate) on_request: HandoffAction,
     /// Ctrl-Z was forwarded to the child, which has not stopped since.
     pub(crate) stop_pending: bool,
@@ -58,14 +60,30 @@ pub(crate) struct Supervisor<'a> {
     pub(crate) stop_requested: bool,
 }
 
+/// Progress of a supervised child.
+struct Supervision {
+    /// Set once the child is asked to stop: the reason, and the time at which it is killed.
+    stopping: Option<(String, Instant)>,
+    /// The requested hand-off was handled, or is to be ignored.
+    handoff_requested: bool,
+    /// The child has completed its job, which therefore has no deadline any longer.
+    completed: bool,
+    /// The job was cancelled: the hold has ended, and the child is stopped as at any other stop.
+    cancelled: bool,
+    /// Time at which the child has run for as long as it may.
+    run_until: Option<Instant>,
+}
+
 /// Input of the supervisor.
 enum SupervisorEvent {
     Report(Option<GuardianReport>),
     Signal(Signal),
     Ending,
-    Lost(String),
+    Lost(LostHold),
     KillDue,
+    RunLimit,
     HandoffRequested,
+    Completed,
     Tick,
 }
 
@@ -103,20 +121,37 @@ impl Supervisor<'_> {
     }
 
     async fn supervise(&mut self) -> ChildOutcome {
-        // Set once the child is asked to stop: the reason, and the time at which it is killed.
-        let mut stopping: Option<(String, Instant)> = None;
-        let mut handoff_requested = self.on_request == HandoffAction::Ignore;
+        let ignored = self.on_request == HandoffAction::Ignore;
+        let mut state = Supervision {
+            stopping: None,
+            handoff_requested: ignored,
+            completed: false,
+            cancelled: false,
+            run_until: self.max_run.map(|limit| Instant::now() + limit),
+        };
         loop {
-            match self.next_event(stopping.as_ref().map(|(_, at)| *at), handoff_requested).await {
-                SupervisorEvent::Lost(reason) => {
+            match self.next_event(&state).await {
+                SupervisorEvent::Lost(LostHold { reason, urgent: false }) => {
+                    state.cancelled = true;
+                    if state.stopping.is_none() {
+                        state.stopping = Some(self.stop(reason).await);
+                    }
+                }
+                SupervisorEvent::RunLimit => {
+                    let limit = humantime::format_duration(self.max_run.unwrap_or_default());
+                    let reason = format!("it ran for longer than --max-run {limit}");
+                    state.stopping = Some(self.stop(reason).await);
+                }
+                SupervisorEvent::Lost(LostHold { reason, .. }) => {
                     // The reason for which the child was stopped came first, and is the cause.
-                    return ChildOutcome::Lost(stopping.map_or(reason, |(why, _)| why));
+                    return ChildOutcome::Lost(state.stopping.map_or(reason, |(why, _)| why));
                 }
                 SupervisorEvent::KillDue => {
-                    return ChildOutcome::Lost(stopping.map_or_else(String::new, |(why, _)| why));
+                    let why = state.stopping.map(|(why, _)| why);
+                    return ChildOutcome::Lost(why.unwrap_or_default());
                 }
                 SupervisorEvent::Report(None) => return ChildOutcome::GuardianDied,
-                SupervisorEvent::Report(Some(report)) => match (report, stopping.take()) {
+                SupervisorEvent::Report(Some(report)) => match (report, state.stopping.take()) {
                     // Whatever its exit code: the child was stopped before it was done. Its descendants may still run,
                     // and `Lost` has them killed before the hold ends.
                     (GuardianReport::Exited(_) | GuardianReport::Killed(_), Some((why, _))) => {
@@ -127,7 +162,7 @@ impl Supervisor<'_> {
                         return ChildOutcome::Killed { signal, by_ctrl_c: false };
                     }
                     (GuardianReport::Stopped(number), None) => self.child_stopped(number).await,
-                    (_, before) => stopping = before,
+                    (_, before) => state.stopping = before,
                 },
                 SupervisorEvent::Signal(signal) => {
                     match signal {
@@ -137,19 +172,28 @@ impl Supervisor<'_> {
                     }
                     self.child.signal(signal).await;
                 }
-                SupervisorEvent::Ending => stopping = Some(self.stop(self.stop_reason()).await),
+                SupervisorEvent::Ending => {
+                    state.stopping = Some(self.stop(self.stop_reason()).await);
+                }
+                SupervisorEvent::Completed => {
+                    state.completed = true;
+                    // The guardian would kill the child at the last deadline that it knows.
+                    self.child.send(GuardianCommand::KillAt(u64::MAX)).await;
+                }
                 SupervisorEvent::HandoffRequested => {
-                    handoff_requested = true;
+                    state.handoff_requested = true;
                     self.reporter.event(&Event::HandoffRequested);
                     match self.on_request {
                         HandoffAction::Signal(signal) => self.child.signal(signal).await,
-                        HandoffAction::Stop if stopping.is_none() => {
+                        HandoffAction::Stop if state.stopping.is_none() => {
                             let reason = "another participant waits to lead".to_owned();
-                            stopping = Some(self.stop(reason).await);
+                            state.stopping = Some(self.stop(reason).await);
                         }
                         HandoffAction::Ignore | HandoffAction::Report | HandoffAction::Stop => {}
                     }
                 }
+                // The guardian keeps the last deadline of a hold that has ended: until then the child may stop.
+                SupervisorEvent::Tick if state.cancelled => {}
                 SupervisorEvent::Tick => self.send_deadline().await,
             }
         }
@@ -163,12 +207,9 @@ impl Supervisor<'_> {
         (why, Instant::now() + self.kill_after)
     }
 
-    async fn next_event(
-        &mut self,
-        kill_at: Option<Instant>,
-        handoff_requested: bool,
-    ) -> SupervisorEvent {
+    async fn next_event(&mut self, state: &Supervision) -> SupervisorEvent {
         let hold = self.hold;
+        let kill_at = state.stopping.as_ref().map(|(_, at)| *at);
         let ending = async {
             match kill_at {
                 None => hold.ending().await,
@@ -179,6 +220,12 @@ impl Supervisor<'_> {
             match kill_at {
                 Some(at) => sleep_until(at).await,
                 None => pending().await,
+            }
+        };
+        let limit = async {
+            match (state.run_until, kill_at) {
+                (Some(at), None) => sleep_until(at).await,
+                _ => pending().await,
             }
         };
         let tick = async {
@@ -192,13 +239,17 @@ impl Supervisor<'_> {
         // deadlines: a child that has ended in time needs no KILL.
         tokio::select! {
             biased;
-            reason = hold.lost() => SupervisorEvent::Lost(reason),
+            lost = hold.lost(), if !state.cancelled => SupervisorEvent::Lost(lost),
             report = self.child.report() => SupervisorEvent::Report(report),
             () = due => SupervisorEvent::KillDue,
             () = ending => SupervisorEvent::Ending,
+            () = limit => SupervisorEvent::RunLimit,
             signal = self.signals.next() => SupervisorEvent::Signal(signal),
             () = tick => SupervisorEvent::Tick,
-            () = hold.handoff_requested(), if !handoff_requested => SupervisorEvent::HandoffRequested,
+            () = hold.completed(), if !state.completed => SupervisorEvent::Completed,
+            () = hold.handoff_requested(), if !state.handoff_requested => {
+                SupervisorEvent::HandoffRequested
+            }
         }
     }
 

@@ -72,12 +72,18 @@ impl Lock {
     }
 
     fn holders(&self) -> String {
-        let Self { key1, key2, .. } = self;
-        let (first, second) = (key1.cast_unsigned(), key2.cast_unsigned());
-        self.sql(&format!(
-            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 2 \
-             AND classid = {first} AND objid = {second}"
-        ))
+        self.sql(&format!("SELECT count(*) FROM pg_locks WHERE granted AND {}", self.row()))
+    }
+
+    /// Ends the sessions that hold the lock or wait for it.
+    fn end_sessions(&self) {
+        self.sql(&format!("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE {}", self.row()));
+    }
+
+    /// SQL condition of its rows in `pg_locks`.
+    fn row(&self) -> String {
+        let (first, second) = (self.key1.cast_unsigned(), self.key2.cast_unsigned());
+        format!("locktype = 'advisory' AND objsubid = 2 AND classid = {first} AND objid = {second}")
     }
 }
 
@@ -104,7 +110,7 @@ fn the_options_of_pgleaderlock_work_word_for_word() {
             format!("state_change from=stopped to=follower {pair}"),
             format!("state_change from=follower to=acquiring {pair}"),
             format!("state_change from=acquiring to=leader {pair}"),
-            format!("released {pair}"),
+            format!("lock_released {pair}"),
         ] {
             assert!(log.lines().any(|told| told == line), "{line} in {log}");
         }
@@ -122,10 +128,7 @@ fn a_session_that_is_ended_is_told_as_a_failed_health_check() {
     let Some(lock) = Lock::new(2) else { return };
     let mut leader = lock.pgleaderlock(&["--no-auto-reacquire"], "log");
     eventually("it leads", || lock.scene.read("log").contains("lock_acquired").then_some(()));
-    let first = lock.key1.cast_unsigned();
-    lock.sql(&format!(
-        "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND classid = {first} AND objid = 2"
-    ));
+    lock.end_sessions();
     assert_eq!(leader.code(), Some(79), "lost, and not to be won again");
     let log = lock.scene.read("log");
     let (before, after) = log.split_once("health_check_failed error=").unwrap();
@@ -249,6 +252,7 @@ fn a_pool_in_session_mode_is_well_and_serves() {
     let (code, page, _) = lock.outcome(&["doctor", &pool]);
     assert_eq!(code, Some(0), "{page}");
     assert!(page.contains("each connection has a session of its own"), "{page}");
+    assert!(page.contains("PgBouncer in session mode"), "{page}");
     let name = lock.name();
     let mut holder = Running::new(&mut lock.tenure(&[
         "run",
@@ -292,4 +296,131 @@ fn the_table_of_terms_is_printed_made_counted_in_and_examined() {
     assert!(page.contains(&format!("counted in {table}")), "{page}");
     assert!(page.contains("stored in public.tenure_incarnation"), "{page}");
     assert_eq!(counted, "2");
+}
+
+#[test]
+fn names_of_a_store_with_64_bit_keys_are_numbers_or_hashed() {
+    let Some(lock) = Lock::new(12) else { return };
+    let url = format!("{}?key=bigint", lock.url());
+    let number = -(i64::from(std::process::id()) << 33);
+    let name = number.to_string();
+    let command = |arguments: &[&str]| {
+        let mut command = lock.tenure(arguments);
+        command.env("TENURE_STORE", &url);
+        command
+    };
+    let outcome = |arguments: &[&str]| {
+        let output = command(arguments).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let mut holder =
+        Running::new(&mut command(&["run", &name, "sh", "-c", "echo in; exec sleep 300"]));
+    assert_eq!(holder.line(), "in");
+    assert_eq!(lock.sql(&format!("SELECT pg_try_advisory_lock({number})")), "f");
+    let (code, shown, _) = outcome(&["status", &name]);
+    assert_eq!((code, shown.contains(&name)), (Some(0), true), "{shown}");
+    assert_eq!(outcome(&["run", "-n", &name, "true"]).0, Some(75));
+    assert_eq!(lock.outcome(&["run", "-n", &name, "true"]).0, Some(0), "in the other form: a name");
+    holder.signal(Signal::SIGTERM);
+    holder.code();
+
+    let psql = services::postgres_programs().unwrap().join("psql");
+    let mut foreign = Command::new(psql);
+    foreign.args([&lock.server, "-XAtq", "-c"]);
+    foreign.args([&format!("SELECT pg_try_advisory_lock({number})"), "-c", "SELECT pg_sleep(300)"]);
+    let mut foreign = Running::new(&mut foreign);
+    assert_eq!(foreign.line(), "t");
+    let (code, shown, _) = outcome(&["status", &name]);
+    assert_eq!((code, shown.contains("psql")), (Some(0), true), "{shown}");
+    let (_, list, _) = outcome(&["status"]);
+    assert!(list.lines().any(|line| line.contains(&name) && line.contains("psql")), "{list}");
+    assert_eq!(outcome(&["run", "-n", &name, "true"]).0, Some(75));
+    foreign.signal(Signal::SIGKILL);
+    foreign.code();
+
+    let dsn = format!("{}?key=bigint", lock.server);
+    let pair = ["--key1", "1", "--key2", "2"];
+    for (bad, expected, part) in [
+        (vec!["run", "042", "true"], 2, "write 42"),
+        (vec!["run", "9223372036854775808", "true"], 2, "9223372036854775807"),
+        (vec!["run", "1,2", "true"], 2, "one number, or a name"),
+        ([&["lead", "--dsn", &dsn], &pair[..]].concat(), 2, "one number, or a name"),
+        ([&["status"], &pair[..]].concat(), 125, "one number, or a name"),
+    ] {
+        let (code, _, said) = outcome(&bad);
+        assert_eq!(code, Some(expected), "{bad:?}: {said}");
+        assert!(said.contains(part), "{bad:?}: {said}");
+    }
+    let (code, page, _) = outcome(&["doctor", &url]);
+    assert_eq!(code, Some(0), "{page}");
+    assert!(page.contains("pg_advisory_lock(bigint)"), "{page}");
+}
+
+#[test]
+fn a_recovery_is_told_unless_another_may_have_led_in_between() {
+    let Some(lock) = Lock::new(14) else { return };
+    let table = format!("tenure_cli_recovered_{}", std::process::id());
+    let url = format!("{}?terms={table}", lock.url());
+    assert_eq!(lock.outcome(&["schema", "-s", &url, "--apply"]).0, Some(0));
+    let (key1, key2) = (lock.key1.to_string(), lock.key2.to_string());
+    let dsn = format!("{}?terms={table}", lock.server);
+    let line = ["lead", "--dsn", &dsn, "--key1", &key1, "--key2", &key2, "--reconnect-grace", "20"];
+    let mut command = lock.scene.tenure(&line);
+    let log = File::create(lock.scene.path("log")).unwrap();
+    let mut leader = Running::new(command.stderr(log));
+    let times = |what: &str| lock.scene.read("log").matches(what).count();
+    eventually("it leads", || (times("lock_acquired") == 1).then_some(()));
+    lock.end_sessions();
+    eventually("it is told", || (times("leadership_recovered key1=") == 1).then_some(()));
+    assert_eq!(
+        (times("lost reason="), times("lock_acquired")),
+        (0, 1),
+        "{}",
+        lock.scene.read("log")
+    );
+    // Another term was counted.
+    lock.sql(&format!("UPDATE {table} SET terms = terms + 1"));
+    lock.end_sessions();
+    eventually("it leads again", || (times("lock_acquired") == 2).then_some(()));
+    leader.signal(Signal::SIGTERM);
+    assert_eq!(leader.code(), Some(0));
+    lock.sql(&format!("DROP TABLE {table}"));
+    let log = lock.scene.read("log");
+    assert_eq!((times("leadership_recovered"), times("lost reason=")), (1, 1), "{log}");
+}
+
+#[test]
+fn a_loss_is_told_once_and_a_short_health_interval_needs_no_ttl() {
+    let Some(lock) = Lock::new(16) else { return };
+    let name = lock.name();
+    let leader = ["lead", "--health-interval", "0.25", "--no-auto-reacquire", &name];
+    let mut command = lock.tenure(&leader);
+    let mut leader = Running::new(command.stderr(File::create(lock.scene.path("log")).unwrap()));
+    eventually("it leads", || lock.scene.read("log").contains("acquired ").then_some(()));
+    lock.end_sessions();
+    assert_eq!(leader.code(), Some(79));
+    let log = lock.scene.read("log");
+    let lines = |word: &str| log.lines().filter(|line| line.starts_with(word)).count();
+    assert_eq!((lines("lost"), lines("error"), lines("tenure:")), (1, 0, 0), "{log}");
+}
+
+#[test]
+fn what_is_unknown_of_a_foreign_holder_is_null() {
+    let Some(lock) = Lock::new(18) else { return };
+    let psql = services::postgres_programs().unwrap().join("psql");
+    let sql = format!("SELECT pg_advisory_lock({}, {}), pg_sleep(300)", lock.key1, lock.key2);
+    let mut foreign = Command::new(psql);
+    let mut foreign = Running::new(foreign.args([&lock.server, "-XAtqc", &sql]));
+    eventually("a holder", || (lock.holders() == "1").then_some(()));
+    let (code, json, _) = lock.outcome(&["status", "--json", &lock.name()]);
+    foreign.signal(Signal::SIGTERM);
+    lock.end_sessions();
+    foreign.code();
+    assert_eq!(code, Some(0));
+    let json: serde_json::Value = serde_json::from_str(json.trim()).unwrap();
+    let holder = &json["holders"][0];
+    assert_eq!(holder["pid"], serde_json::Value::Null, "{holder}");
+    assert_eq!(holder["token"], serde_json::Value::Null, "{holder}");
+    assert_eq!(holder["host"], "127.0.0.1", "{holder}");
 }

@@ -4,12 +4,20 @@
 
 use std::io::Write as _;
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
+#[path = "jobs/checkpoints.rs"]
+mod checkpoints;
+#[path = "jobs/completing.rs"]
+mod completing;
+#[path = "jobs/killed.rs"]
+mod killed;
+#[allow(dead_code, reason = "shared with the tests of the store")]
+#[path = "../../tenure/tests/pg_lease/server.rs"]
+mod pg_server;
 #[path = "cli/queue.rs"]
 mod queue;
 #[path = "../../tenure/tests/services/mod.rs"]
@@ -17,6 +25,8 @@ mod services;
 #[allow(dead_code, reason = "shared with the tests of `run`")]
 #[path = "cli/session.rs"]
 mod session;
+#[path = "jobs/stopping.rs"]
+mod stopping;
 #[allow(dead_code, reason = "shared with the tests of the stores")]
 #[path = "cli/support.rs"]
 mod support;
@@ -134,49 +144,6 @@ fn two_sessions_of_psql_and_one_of_ours_share_a_thousand_jobs() {
 }
 
 #[test]
-fn after_kill_9_nothing_runs_and_all_jobs_are_claimed_again() {
-    const JOBS: usize = 10;
-    let Some(queue) = Queue::new("killed") else { return };
-    for _ in 0..JOBS {
-        queue.add(&[]);
-    }
-    let script = "echo $$; exec sleep 300";
-    let work = ["work", "-q", "-c", "10", "--lease", "4s", &queue.table, "--", "sh", "-c", script];
-    let mut killed = Running::new(&mut queue.tenure(&work));
-    let children: Vec<i32> = (0..JOBS).map(|_| killed.number()).collect();
-    killed.signal(Signal::SIGKILL);
-    let begun = Instant::now();
-    let left = format!(
-        "SELECT extract(epoch FROM min(locked_until) - clock_timestamp()) FROM {}",
-        queue.table
-    );
-    let left: f64 = queue.sql(&left).parse().unwrap();
-    for child in children {
-        eventually("its commands are gone", || (!runs(child)).then_some(()));
-    }
-    let again = ["work", "-q", "-c", "10", "--until-empty", &queue.table, "--", "true"];
-    // What is held by the dead is not ours to wait for: look until it is free.
-    let mut first = None;
-    loop {
-        assert_eq!(queue.outcome(&again).0, Some(0));
-        let done = queue.sql(&format!("SELECT count(completed_at) FROM {}", queue.table));
-        if done != "0" {
-            first.get_or_insert_with(|| begun.elapsed());
-        }
-        if done == JOBS.to_string() {
-            break;
-        }
-        assert!(begun.elapsed() < Duration::from_secs(30), "{done} were claimed again");
-    }
-    let first = first.unwrap();
-    println!(
-        "{left:.1} s of lease were left; claimed again after {first:?} to {:?}",
-        begun.elapsed()
-    );
-    assert!(first.as_secs_f64() >= left - 0.3, "not before");
-}
-
-#[test]
 fn told_to_stop_it_waits_for_its_commands_then_stops_them_and_gives_the_jobs_back() {
     let Some(queue) = Queue::new("stopping") else { return };
     let quick = queue.add(&["--payload", "1", "--priority", "1"]);
@@ -232,6 +199,33 @@ fn jobs_are_listed_and_changed_by_hand() {
     let (code, text, _) = queue.outcome(&["job", "show", &queue.table, &free]);
     assert_eq!(code, Some(0));
     assert!(text.contains("unique_key: k") && text.contains("state: AVAILABLE"), "{text}");
+}
+
+#[test]
+fn rows_with_anything_in_them_are_listed_shown_and_worked_off() {
+    let Some(queue) = Queue::new("anything") else { return };
+    queue.sql(&format!(
+        "ALTER TABLE {0} ALTER priority DROP NOT NULL, ALTER attempts DROP NOT NULL, ALTER lease_token DROP NOT NULL,
+             ALTER created_at DROP NOT NULL;
+         INSERT INTO {0} (id, priority, attempts, lease_token, created_at, payload, error_message) VALUES
+             (101, NULL, NULL, NULL, NULL, NULL, NULL), (102, 1, 0, 0, '0001-01-01', '1', E'a\\x1b[2J'),
+             (103, -1, -5, -5, '12000-01-01', '2', ''), (104, 0, 0, 9223372036854775807, '1960-01-01', '3', NULL)",
+        queue.table
+    ));
+    let (code, table, stderr) = queue.outcome(&["job", "ls", &queue.table]);
+    assert_eq!((code, table.lines().count()), (Some(0), 5), "{table}{stderr}");
+    for id in ["101", "102", "103", "104"] {
+        assert_eq!(queue.state(id), "AVAILABLE");
+        assert_eq!(queue.outcome(&["job", "show", &queue.table, id]).0, Some(0));
+    }
+    let shown = queue.show("101");
+    assert_eq!((&shown["priority"], &shown["lease_token"]), (&0.into(), &0.into()));
+    let work = ["work", "--until-empty", &queue.table, "--", "true"];
+    let (code, _, stderr) = queue.outcome(&work);
+    assert_eq!(code, Some(0), "{stderr}");
+    let told = stderr.lines().filter(|line| line.contains("job 104 of")).count();
+    assert!(told == 1 && stderr.contains("3 done"), "{stderr}");
+    assert_eq!(queue.state("104"), "AVAILABLE");
 }
 
 #[test]
@@ -360,4 +354,46 @@ fn progress_is_one_line_at_a_terminal() {
         let said = session.shows("done\r\n");
         assert!(!said.contains(" running, "), "{flag}: {said:?}");
     }
+}
+
+#[test]
+fn the_progress_line_does_not_mix_with_the_output_of_commands() {
+    const LINES: usize = 400;
+    let Some(queue) = Queue::new("mixed") else { return };
+    for _ in 0..4 {
+        queue.add(&[]);
+    }
+    let mut session = Session::new(&queue.scene);
+    session.enter(&format!("export TENURE_STORE='{}'; echo s''et", queue.url));
+    session.shows("set\r\n");
+    // In pieces, on both streams, for several updates of the progress line. The last line has no end.
+    let script = format!(
+        "i=0; while [ $i -lt {} ]; do i=$((i + 1)); printf \"<out\"; sleep 0.04; printf \" $i>\\n\"; \
+         printf \"<err $i>\\n\" >&2; done; printf \"<end>\"",
+        LINES / 8
+    );
+    std::fs::write(queue.scene.path("script"), script).unwrap();
+    session.enter(&format!(
+        "$TENURE work -c 4 --until-empty {} -- sh script; echo o''ver",
+        queue.table
+    ));
+    let shown = session.shows("over\r\n");
+    let mut found = 0;
+    let mut progress = 0;
+    for line in shown.trim_start_matches("prompt> ").split("\r\n") {
+        // Every update of the progress line begins at the beginning of a line, and is erased before other output.
+        let pieces: Vec<&str> = line.split("\r\x1b[K").filter(|piece| !piece.is_empty()).collect();
+        for piece in &pieces {
+            let ours = piece.starts_with("tenure: ");
+            progress += usize::from(ours);
+            let output = piece.starts_with('<') && piece.ends_with('>');
+            assert!(
+                ours && !piece.contains('<') || output || piece.contains("$TENURE"),
+                "{line:?}"
+            );
+            found += usize::from(output) * piece.matches('<').count();
+        }
+    }
+    assert_eq!(found, LINES + 4, "{shown}");
+    assert!(progress >= 2, "{shown}");
 }

@@ -223,6 +223,8 @@ fn command_page() -> String {
     let mut page = format!(
         "# The command\n\nThe output of `tenure --help` and of `--help` of each subcommand. The command itself prints this page.\n\n\
          DURATION is a number with a unit, or several: `500ms`, `15s`, `2m`, `1h30m`, `1d`; or seconds: `15`, `0.5`.\n\n\
+         An invalid URL of a store, or a file that the URL names and that cannot be used, is an error of the configuration: \
+         exit code 125.\n\n\
          ```text\n{top}```\n"
     );
     for name in commands(&top) {

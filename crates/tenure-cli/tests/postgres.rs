@@ -192,3 +192,61 @@ fn the_doctor_looks_at_the_table() {
     let failed = page.lines().filter(|line| line.contains("\"failed\"")).collect::<String>();
     assert!(failed.contains("version 99"), "{page}");
 }
+
+/// Ends by itself when it is asked for the lock.
+const POLITE: &str = "trap 'exit 0' USR1; echo ready; while :; do sleep 0.05; done";
+
+#[test]
+fn a_waiter_is_shown_and_its_request_reaches_the_holder() {
+    let Some(table) = Table::new("request") else { return };
+    let hold =
+        ["run", "--id", "web-1", "--ttl", "3s", "--on-request", "USR1", "key", "sh", "-c", POLITE];
+    let mut holder = Running::new(&mut table.tenure(&hold));
+    assert_eq!(holder.line(), "ready");
+    // One that learns of no request, to look at the waiter for as long as it takes.
+    let keep = ["run", "--ttl", "3s", "kept", "sh", "-c", "echo ready; exec sleep 300"];
+    let mut keeper = Running::new(&mut table.tenure(&keep));
+    assert_eq!(keeper.line(), "ready");
+    let wait = |name| ["run", "--id", "web-2", "--ttl", "3s", name, "echo", "next"];
+    let mut waits = Running::new(&mut table.tenure(&wait("kept")));
+    for command in [&["status", "kept"][..], &["status"], &["ls", "--json"]] {
+        let shown = eventually("a waiter", || {
+            let (code, shown, _) = table.outcome(command);
+            assert_eq!(code, Some(0));
+            shown.contains("web-2").then_some(shown)
+        });
+        assert!(command[0] == "ls" || shown.contains("waits 1st"), "{command:?}: {shown}");
+    }
+    let mut next = Running::new(&mut table.tenure(&wait("key")));
+    assert_eq!(next.line(), "next");
+    assert_eq!((holder.code(), next.code()), (Some(0), Some(0)));
+    keeper.signal(nix::sys::signal::Signal::SIGTERM);
+    assert_eq!(waits.line(), "next");
+}
+
+#[test]
+fn a_follower_that_is_stopped_leaves_no_mark() {
+    let Some(table) = Table::new("leave") else { return };
+    let mut leader =
+        Running::new(&mut table.tenure(&["lead", "key", "sh", "-c", "echo in; exec sleep 300"]));
+    assert_eq!(leader.line(), "in");
+    let mut follower = Running::new(&mut table.tenure(&["lead", "key"]));
+    let marks = || table.sql(&format!("SELECT count(*) FROM {}.locks_waiters", table.schema));
+    eventually("the follower waits", || (marks().trim() == "1").then_some(()));
+    // The removal of the mark takes a while: the command must wait for it.
+    let waiters = format!("{}.locks_waiters", table.schema);
+    let slow = format!("BEGIN; LOCK TABLE {waiters} IN EXCLUSIVE MODE; SELECT pg_sleep(1); COMMIT");
+    let psql = services::postgres_programs().unwrap().join("psql");
+    let (server, _) = table.url.split_once('?').unwrap();
+    let mut slow = Running::new(Command::new(psql).args([server, "-XAtqc", &slow]));
+    eventually("a locked table", || {
+        let sql = format!(
+            "SELECT count(*) FROM pg_locks WHERE mode = 'ExclusiveLock' AND granted AND relation = '{waiters}'::regclass"
+        );
+        (table.sql(&sql).trim() == "1").then_some(())
+    });
+    follower.signal(nix::sys::signal::Signal::SIGTERM);
+    assert_eq!(follower.code(), Some(0));
+    assert_eq!(marks().trim(), "0");
+    assert_eq!(slow.code(), Some(0));
+}

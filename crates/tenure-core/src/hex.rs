@@ -18,6 +18,21 @@ pub fn decode(text: &str) -> Option<Vec<u8>> {
     pairs.map(|pair| byte(*pair.first()?, *pair.get(1)?)).collect()
 }
 
+/// The number that at most 32 lower-case digits stand for; `None` for any other text.
+pub fn number(text: &[u8]) -> Option<u128> {
+    if text.len() > 32 {
+        return None;
+    }
+    text.iter().try_fold(0, |number, digit| {
+        let digit = match digit {
+            b'0'..=b'9' => digit - b'0',
+            b'a'..=b'f' => digit - b'a' + 10,
+            _ => return None,
+        };
+        Some(number << 4 | u128::from(digit))
+    })
+}
+
 /// The two lower-case digits of a byte.
 pub fn pair(byte: u8) -> [u8; 2] {
     [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]
@@ -42,6 +57,16 @@ mod tests {
         assert_eq!(decode("aF0B"), Some(vec![0xaf, 0x0b]));
         for bad in ["0", "0g", "+1", "000", "é"] {
             assert_eq!(decode(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_number_has_at_most_32_lower_case_digits() {
+        assert_eq!(number(b""), Some(0));
+        assert_eq!(number(b"00af"), Some(0xaf));
+        assert_eq!(number(&[b'f'; 32]), Some(u128::MAX));
+        for bad in [&[b'0'; 33][..], b"A", b"g", b"+1", b" 1"] {
+            assert_eq!(number(bad), None, "{bad:?}");
         }
     }
 }

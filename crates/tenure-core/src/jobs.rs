@@ -1,15 +1,19 @@
 //! Jobs as rows of a table: the state of a job from its columns, the order of claims, and the leases of many jobs.
 //!
 //! The states and the order match the plain SQL that teams use on such tables, so both kinds of workers can share a
-//! table. The leases are those of [`lease`](crate::lease), for many holds at once: see [`Heart`].
+//! table. The leases are those of [`lease`](crate::lease), for many holds at once: see [`HeartbeatSchedule`].
 
 mod heart;
+mod set_aside;
 
 use std::cmp::Ordering;
 use std::fmt;
 use std::str::FromStr;
 
-pub use heart::{Heart, RenewalBatch, RenewalEvent, RenewalOutcome};
+pub use heart::{HeartbeatSchedule, RenewalBatch, RenewalEvent, RenewalOutcome};
+pub use set_aside::SetAside;
+
+use crate::keeper::Loss;
 
 /// Holder name of a delayed job. For the plain SQL the delay is a lease like any other, and it ends by itself. No
 /// worker may use this name, because its jobs would look delayed.
@@ -17,6 +21,7 @@ pub const DELAYED_HOLDER: &str = "~retry";
 
 /// State of a job, derived from its row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum JobState {
     /// Can be claimed.
     Available,
@@ -100,6 +105,28 @@ impl JobState {
 impl fmt::Display for JobState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
+    }
+}
+
+/// Outcome of a renewal that the row refused, by the row's final state. `same_token` is true if the row still has the
+/// token of the claim, so that no other worker has claimed the job since.
+///
+/// Only a completion is final: a failed job may be retried by an operator, and claimed again.
+///
+/// ```
+/// use tenure_core::jobs::{RenewalOutcome, refused_renewal};
+/// use tenure_core::keeper::Loss;
+///
+/// assert_eq!(refused_renewal(true, false, true), RenewalOutcome::Completed);
+/// assert_eq!(refused_renewal(true, false, false), RenewalOutcome::Refused(Loss::Taken));
+/// assert_eq!(refused_renewal(false, true, false), RenewalOutcome::Refused(Loss::Cancelled));
+/// ```
+pub const fn refused_renewal(completed: bool, failed: bool, same_token: bool) -> RenewalOutcome {
+    match (completed, failed) {
+        (true, _) if same_token => RenewalOutcome::Completed,
+        // A cancel raises the token, and a failure by SQL does not. In both cases no worker holds the job.
+        (false, true) => RenewalOutcome::Refused(Loss::Cancelled),
+        _ => RenewalOutcome::Refused(Loss::Taken),
     }
 }
 

@@ -86,6 +86,8 @@ pub enum Loss {
     MaxHold,
     /// The store's clock jumped: the end of the lease is no longer known.
     ClockJump,
+    /// The job was cancelled, or marked as failed. No other worker holds it.
+    Cancelled,
 }
 
 impl fmt::Display for Loss {
@@ -97,6 +99,7 @@ impl fmt::Display for Loss {
             Self::Disconnected => "the connection of the hold ended",
             Self::MaxHold => "it was held for as long as max_hold allows",
             Self::ClockJump => "the clock of the store jumped",
+            Self::Cancelled => "the job was cancelled",
         })
     }
 }

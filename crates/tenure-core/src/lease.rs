@@ -65,6 +65,18 @@ impl Lease {
     /// renewals.
     pub const MIN_INTERVAL: Duration = Duration::from_millis(5);
 
+    /// Checks that a ttl is in the range that a store with this minimum supports.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseError::TooShort`] or [`LeaseError::TooLong`].
+    pub fn check_ttl(ttl: Duration, min_ttl: Duration) -> Result<(), LeaseError> {
+        if ttl < min_ttl || ttl.is_zero() {
+            return Err(LeaseError::TooShort { ttl, min_ttl });
+        }
+        if ttl > Self::MAX_TTL { Err(LeaseError::TooLong { ttl }) } else { Ok(()) }
+    }
+
     /// Checks that renewal, time-out and stop grace fit into the ttl.
     ///
     /// # Errors
@@ -72,12 +84,7 @@ impl Lease {
     /// Returns the conflicting values and a correction.
     pub fn new(terms: LeaseTerms) -> Result<Self, LeaseError> {
         let LeaseTerms { ttl, keep_alive, stop_grace, max_hold, min_ttl } = terms;
-        if ttl < min_ttl || ttl.is_zero() {
-            return Err(LeaseError::TooShort { ttl, min_ttl });
-        }
-        if ttl > Self::MAX_TTL {
-            return Err(LeaseError::TooLong { ttl });
-        }
+        Self::check_ttl(ttl, min_ttl)?;
         if let Some(factor @ 0..2) = keep_alive {
             return Err(LeaseError::TooFewRenewals { factor });
         }
@@ -135,9 +142,17 @@ impl Lease {
         if self.rules.keep_margin { margin(self.ttl) } else { Duration::ZERO }
     }
 
+    /// Longest time limit of a request, however long the ttl is: a store that does not answer for this long is away.
+    pub const MAX_REQUEST_LIMIT: Duration = Duration::from_secs(30);
+
     /// Time limit of a request that does not wait for another holder.
     pub fn request_limit(&self) -> Duration {
-        self.ttl / 4
+        Self::request_limit_of(self.ttl)
+    }
+
+    /// The [`request_limit`](Self::request_limit) of a lease of `ttl`.
+    pub fn request_limit_of(ttl: Duration) -> Duration {
+        (ttl / 4).min(Self::MAX_REQUEST_LIMIT)
     }
 
     /// Time limit of a check for waiters. A renewal that has to wait for the end of the check is still in time.
@@ -145,9 +160,15 @@ impl Lease {
         self.ttl / 12
     }
 
-    /// Pause after a renewal that failed quickly. Several retries fit before the deadline.
+    /// Longest pause before a failed request is repeated, however long the ttl is.
+    pub const MAX_RETRY_PAUSE: Duration = Duration::from_secs(5);
+
+    /// Pause after a renewal that failed quickly: at most the interval between two renewals. Several retries fit before
+    /// the deadline.
     pub fn retry_pause(&self) -> Duration {
-        (self.ttl / 24).max(Self::MIN_INTERVAL)
+        let interval = self.renew_every.unwrap_or(Self::MAX_RETRY_PAUSE);
+        let most = interval.clamp(Self::MIN_INTERVAL, Self::MAX_RETRY_PAUSE);
+        (self.ttl / 24).clamp(Self::MIN_INTERVAL, most)
     }
 
     /// Deadline of a hold whose granted request was sent at `sent` and whose reply came at `replied`.
@@ -307,6 +328,13 @@ mod tests {
         let lease = Lease::new(terms(ms(150))).unwrap();
         assert_eq!(lease.margin(), ms(50));
         assert_eq!(lease.deadline(Time::ZERO, Time::ZERO), Time::ZERO + ms(100));
+    }
+
+    #[test]
+    fn a_request_is_given_up_after_a_quarter_of_the_ttl_and_at_most_30_s() {
+        for (ttl, limit) in [(4_000, 1_000), (120_000, 30_000), (86_400_000, 30_000)] {
+            assert_eq!(Lease::new(terms(ms(ttl))).unwrap().request_limit(), ms(limit));
+        }
     }
 
     /// Contract 1: with both sides slewed by 8.3 % in opposite directions, the holder's deadline still comes first.

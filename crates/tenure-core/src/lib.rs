@@ -24,6 +24,7 @@ pub mod object;
 pub mod observe;
 pub mod once;
 pub mod outage;
+pub mod primaries;
 pub mod random;
 pub mod record;
 pub mod retry;

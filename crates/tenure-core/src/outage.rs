@@ -22,6 +22,11 @@ pub enum OutageInput {
     Answered,
     /// A request failed, and will be retried.
     Failed,
+    /// A request of another kind was answered, such as a renewal beside the claims of a worker. It does not end an
+    /// outage in which the requests themselves fail.
+    AnsweredBeside,
+    /// A request of another kind failed. It may not be repeated, so any answer ends the outage.
+    FailedBeside,
 }
 
 /// Report for the user.
@@ -40,6 +45,8 @@ pub struct Outage {
     since: Option<Time>,
     /// Time of the last report of this outage.
     reported: Option<Time>,
+    /// The last request has failed, and its retry has not been answered yet.
+    failing: bool,
     reports: VecDeque<OutageReport>,
 }
 
@@ -56,15 +63,21 @@ impl Machine for Outage {
 
     fn handle(&mut self, input: OutageInput, now: Time) {
         match input {
-            OutageInput::Sent | OutageInput::Failed => {
+            OutageInput::Failed => self.failing = true,
+            OutageInput::Answered => self.failing = false,
+            OutageInput::Sent | OutageInput::AnsweredBeside | OutageInput::FailedBeside => {}
+        }
+        match input {
+            OutageInput::Sent | OutageInput::Failed | OutageInput::FailedBeside => {
                 self.since.get_or_insert(now);
             }
-            OutageInput::Answered => {
+            OutageInput::Answered | OutageInput::AnsweredBeside if !self.failing => {
                 let since = self.since.take();
                 if let (Some(since), Some(_)) = (since, self.reported.take()) {
                     self.reports.push_back(OutageReport::Back(now.since(since)));
                 }
             }
+            OutageInput::Answered | OutageInput::AnsweredBeside => {}
         }
         self.handle_timeout(now);
     }
@@ -145,5 +158,27 @@ mod tests {
         outage.handle(OutageInput::Failed, at(0));
         outage.handle(OutageInput::Answered, at(1_000));
         assert_eq!(reports(&mut outage), []);
+    }
+
+    #[test]
+    fn answers_to_other_requests_do_not_hide_a_request_that_always_fails() {
+        let mut outage = Outage::default();
+        for second in 0..10 {
+            outage.handle(OutageInput::Failed, at(second * 1_000));
+            outage.handle(OutageInput::AnsweredBeside, at(second * 1_000 + 500));
+        }
+        assert!(matches!(reports(&mut outage)[..], [OutageReport::Away(_)]));
+        outage.handle(OutageInput::Answered, at(10_000));
+        assert!(matches!(reports(&mut outage)[..], [OutageReport::Back(_)]));
+    }
+
+    #[test]
+    fn any_answer_ends_the_outage_of_a_request_that_may_not_be_repeated() {
+        let mut outage = Outage::default();
+        outage.handle(OutageInput::FailedBeside, at(0));
+        outage.handle_timeout(at(2_000));
+        assert_eq!(reports(&mut outage).len(), 1);
+        outage.handle(OutageInput::AnsweredBeside, at(3_000));
+        assert!(matches!(reports(&mut outage)[..], [OutageReport::Back(_)]));
     }
 }

@@ -131,15 +131,7 @@ impl LockToken {
     /// Parses 32 lower-case hexadecimal digits; `None` for anything else.
     pub fn from_hex(text: &[u8]) -> Option<Self> {
         let text: &[u8; 32] = text.try_into().ok()?;
-        let mut value = 0_u128;
-        for digit in text {
-            let digit = match digit {
-                b'0'..=b'9' => digit - b'0',
-                b'a'..=b'f' => digit - b'a' + 10,
-                _ => return None,
-            };
-            value = value << 4 | u128::from(digit);
-        }
+        let value = hex::number(text)?;
         // A fencing token divides 128 bits into the same two halves, under other names.
         let FencingToken { epoch: number, number: secret } = FencingToken::from_u128(value);
         Some(Self { number, secret })

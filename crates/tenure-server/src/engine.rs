@@ -238,16 +238,12 @@ impl Engine {
     /// the client's `keep` option and on `how`.
     pub fn hang_up(&mut self, owner: Owner, how: Hangup, now: Time) {
         let Some(connection) = self.connections.remove(owner) else { return };
-        // While the server stops, it closes connections itself or lets them break. Their holders may still run and
-        // believe in their holds: they reconnect to the next server and renew there. If the holds were released here,
-        // the next server would grant the keys to other clients. Only a client that closes first is known to be done. A
-        // client that is already in `Closing` merely follows the server's own close.
+        // Only a client that closes first is known to be done. A client in `Closing` merely follows the server's own
+        // close, or a proxy answers for it: its holder may still run and believe in its holds. While the server stops,
+        // that is true of every connection that did not close first: holders reconnect to the next server and renew
+        // there. If the holds were released here, the next server would grant the keys to other clients.
         let closed_first = how == Hangup::Finished && !connection.is_closing();
-        let keep_holds = if self.draining {
-            !closed_first
-        } else {
-            how == Hangup::Aborted && connection.keeps_holds()
-        };
+        let keep_holds = !closed_first && (self.draining || connection.keeps_holds());
         self.watches.remove_all(owner);
         self.abandon_waiting_claims(owner, now);
         let on_disconnect = if self.settings.auto_release && !keep_holds {

@@ -3,6 +3,8 @@
 //! [`Engine`] is the server without sockets: it takes every decision, in logical time. [`Server`] runs an engine behind
 //! a listener, on one thread. [`journal`] is the data directory.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 #[cfg(not(target_os = "linux"))]
 compile_error!("the lock server needs Linux; clients of it run on other systems too");
 

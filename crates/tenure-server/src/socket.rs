@@ -319,12 +319,15 @@ impl<S: NetworkStream> Sockets<S> {
     }
 }
 
-/// Part of a token that is the slot. The upper half distinguishes successive owners of a slot.
-const INDEX_MASK: usize = 0xffff_ffff;
+/// Bits of a token that are the slot. The others, except the first, distinguish successive owners of a slot. On a
+/// 32-bit system they are few: an event that is 2,048 owners old would be mistaken for a new one.
+const INDEX_BITS: u32 = if usize::BITS >= 64 { 32 } else { 20 };
+const INDEX_MASK: usize = (1 << INDEX_BITS) - 1;
+const SERIAL_MASK: u64 = (1 << (usize::BITS - INDEX_BITS - 1)) - 1;
 
 fn token(owner: Owner) -> usize {
-    let serial = usize::try_from(owner.id() & 0x7fff_ffff).expect("31 bits");
-    (serial << 32) | (owner.index() & INDEX_MASK)
+    let serial = usize::try_from(owner.id() & SERIAL_MASK).expect("fewer bits than a token has");
+    (serial << INDEX_BITS) | (owner.index() & INDEX_MASK)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::future::{Future, pending};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use tenure_core::acquire::{Acquire, AcquireAnswer, AcquireCommand, AcquireInput, RequestFailure};
 use tenure_core::keeper::Granted;
@@ -13,9 +14,10 @@ use tenure_core::{Key, Machine as _, Time};
 use tokio::sync::oneshot;
 use tracing::Instrument as _;
 
-use crate::drive::{Drive, Either, race};
+use crate::drive::Drive;
 use crate::guard::{Guard, HoldCallbacks, HoldContext, Keep};
 use crate::outage::OutageMonitor;
+use crate::race::{Either, race};
 use crate::store::{self, Claim, Contended, Grant, Identity, Place, Store, Version, Waited};
 use crate::telemetry::{self, Labels};
 use crate::{Clock, Error, ErrorKind, Result};
@@ -33,6 +35,8 @@ pub(crate) struct AcquireTask {
     pub(crate) machine: Acquire,
     pub(crate) labels: Labels,
     pub(crate) outage: OutageMonitor,
+    /// Treats a denial by a store that worked before as permanent.
+    pub(crate) fail_fast: bool,
 }
 
 impl AcquireTask {
@@ -47,14 +51,15 @@ impl AcquireTask {
 
     /// Runs the acquisition to its end. Returns the keeper once the guard is delivered; `None` if nothing was acquired.
     async fn acquire(self) -> Option<Keep> {
-        let Self { store, clock, mut claim, lease, callbacks, caller, machine, labels, outage } =
-            self;
+        let Self { store, clock, mut claim, lease, callbacks, caller, machine, labels, .. } = self;
+        let (outage, fail_fast) = (self.outage, self.fail_fast);
         let (asked, pid) = (clock.now(), std::process::id());
         let wait = labels.waits(asked);
         let mut steering = AcquireDriver {
             store: Arc::clone(&store),
             key: claim.key.clone(),
             outage,
+            fail_fast,
             drive: Drive { machine, clock, labels },
             caller,
             found: AcquireFindings::default(),
@@ -79,6 +84,15 @@ impl AcquireTask {
             steering;
         let acquired = found.acquired.zip(has.grant);
         wait.over(if acquired.is_some() { "acquired" } else { outcome }, clock.now());
+        if has.may_be_marked {
+            let withdrawing = withdraw(Arc::clone(&store), claim.clone(), lease.request_limit());
+            if acquired.is_some() {
+                // Beside the keeper, whose first renewal must not wait for it.
+                tokio::spawn(withdrawing);
+            } else {
+                withdrawing.await;
+            }
+        }
         let ((sent, deadline), grant) = acquired?;
         let granted = Granted { sent, deadline, handoff_requested: grant.handoff_requested };
         let Grant { token, grants, hold, .. } = grant;
@@ -97,6 +111,8 @@ impl AcquireTask {
 struct AcquireState {
     place: Option<Box<dyn Place>>,
     grant: Option<Grant>,
+    /// True if a claim that waits was answered with `Contended`: the store may have marked it.
+    may_be_marked: bool,
 }
 
 impl AcquireState {
@@ -112,6 +128,9 @@ impl AcquireState {
         match command {
             AcquireCommand::Claim { limit, .. } => {
                 let answer = steering.timed("claim", store.claim(claim, limit)).await;
+                if let Ok(Ok(store::Answer::Contended(_))) = &answer {
+                    self.may_be_marked |= claim.queue;
+                }
                 self.claimed(answer, steering)
             }
             AcquireCommand::Wait { limit } => {
@@ -213,6 +232,13 @@ impl AcquireState {
     }
 }
 
+/// Removes the mark of a claim that has ended.
+async fn withdraw(store: Arc<dyn Store>, claim: Claim, limit: Duration) {
+    if let Err(error) = store.withdraw(&claim, limit).await {
+        tracing::debug!(name: "tenure.withdraw_failed", key = %claim.key, %store, %error);
+    }
+}
+
 /// Resolves when the key changes, if the store pushes changes. A failed watch never resolves: the machine claims again
 /// after its backstop interval.
 async fn watch(store: &Arc<dyn Store>, claim: &Claim, seen: Option<Version>) {
@@ -265,6 +291,7 @@ struct AcquireDriver {
     key: Key,
     drive: Drive<Acquire>,
     outage: OutageMonitor,
+    fail_fast: bool,
     caller: Caller,
     found: AcquireFindings,
     asked: Time,
@@ -285,6 +312,7 @@ type Raced<T> = std::result::Result<T, AcquireCommand>;
 
 impl AcquireDriver {
     fn failed(&mut self, error: Error) {
+        let error = if self.fail_fast { error.into_permanent() } else { error };
         let Self { key, store, .. } = &*self;
         tracing::debug!(name: "tenure.request_failed", %key, %store, %error);
         let (now, failure) = (self.drive.now(), error.failure());
@@ -294,7 +322,7 @@ impl AcquireDriver {
         }
         // The holder that an earlier answer named may have released the lock meanwhile: do not name it in an error.
         self.found.busy = None;
-        if self.caller.fail_fast {
+        if self.caller.fail_on_error {
             self.outcome = telemetry::outcome(error.kind());
             self.caller.refuse(error);
             self.drive.handle(AcquireInput::Cancel);
@@ -419,12 +447,12 @@ pub(crate) struct Caller {
     until: Option<oneshot::Receiver<Time>>,
     placed: Option<oneshot::Sender<()>>,
     /// True if the first failed request ends the acquire.
-    fail_fast: bool,
+    fail_on_error: bool,
 }
 
 impl Caller {
-    pub(crate) fn waiting(reply: oneshot::Sender<Result<Guard>>, fail_fast: bool) -> Self {
-        Self { reply: Some(reply), until: None, placed: None, fail_fast }
+    pub(crate) fn waiting(reply: oneshot::Sender<Result<Guard>>, fail_on_error: bool) -> Self {
+        Self { reply: Some(reply), until: None, placed: None, fail_on_error }
     }
 
     pub(crate) fn enqueued(
@@ -432,7 +460,7 @@ impl Caller {
         until: oneshot::Receiver<Time>,
         placed: oneshot::Sender<()>,
     ) -> Self {
-        Self { reply: Some(reply), until: Some(until), placed: Some(placed), fail_fast: false }
+        Self { reply: Some(reply), until: Some(until), placed: Some(placed), fail_on_error: false }
     }
 
     /// True until the caller has its answer or has gone away.

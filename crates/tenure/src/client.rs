@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tenure_core::lease::Lease;
 use tokio::sync::watch;
 
 use crate::election::{ElectionRequest, Leader};
@@ -10,7 +11,7 @@ use crate::request::{LockRequest, RequestKind};
 use crate::store::examine::examine;
 use crate::store::{Finding, Handle, Store};
 use crate::url::{self, Schemes};
-use crate::{Clock, Key, Result};
+use crate::{Clock, Error, ErrorKind, Key, Result};
 
 /// Client of one store: makes locks, semaphores, elections and observers of elections. Cloning is cheap.
 ///
@@ -141,17 +142,22 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// `NotHeld` if the hold of this handle has ended. `Unsupported` if holds cannot outlive their process on this
-    /// store.
+    /// `NotHeld` if the hold of this handle has ended. `Invalid` for a ttl below the store's minimum or above 366 days.
+    /// `Unsupported` if holds cannot outlive their process on this store.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the renewal may or may not take effect. It never ends the hold.
     pub async fn renew(&self, key: impl AsRef<str>, handle: &Handle, ttl: Duration) -> Result<()> {
-        let mut hold = self.store.resume(&Key::new(key.as_ref())?, handle).await?;
-        let renewed = hold.renew(ttl, ttl / 4).await;
+        let key = Key::new(key.as_ref())?;
+        Lease::check_ttl(ttl, self.store.capabilities().min_ttl).map_err(|error| {
+            Error::new(ErrorKind::Invalid, error.to_string()).on(&key).at(&self.store)
+        })?;
+        let mut hold = self.store.resume(&key, handle).await?;
+        let limit = Lease::request_limit_of(ttl);
+        let renewed = hold.renew(ttl, limit).await;
         // Detached also after a failed renewal: otherwise dropping the hold could end it.
-        let detached = hold.detach(ttl / 4).await;
+        let detached = hold.detach(limit).await;
         renewed?;
         detached
     }

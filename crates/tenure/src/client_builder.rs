@@ -52,6 +52,9 @@ impl ClientBuilder {
     /// For stores of other crates; `examples/custom_store.rs` is a complete one. [`connect`](Self::connect) fails with
     /// `Invalid` if the scheme is not the scheme of a URL, or belongs to a store of tenure.
     ///
+    /// For the command `tenure`, write a program that gives this builder to `tenure_cli::main_with` (crate `tenure-cli`):
+    /// it is the whole command, with your scheme in `--store`.
+    ///
     /// ```
     /// use std::sync::Arc;
     /// use tenure::{Client, MemoryStore, Store};

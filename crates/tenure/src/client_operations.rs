@@ -99,8 +99,16 @@ impl Client {
     ///
     /// `Invalid` if the key is invalid.
     pub fn watch(&self, key: impl AsRef<str>) -> Result<KeyWatch> {
-        let (store, clock) = (Arc::clone(self.store()), self.clock().clone());
-        Ok(KeyWatch::new(store, clock, self.key(key)?, KeySpace::Lock))
+        self.watch_in(key, KeySpace::Lock)
+    }
+
+    /// Follows the holders of a semaphore and its waiters.
+    ///
+    /// # Errors
+    ///
+    /// As [`watch`](Self::watch).
+    pub fn watch_semaphore(&self, key: impl AsRef<str>) -> Result<KeyWatch> {
+        self.watch_in(key, KeySpace::Semaphore)
     }
 
     /// Returns the recent events of a lock, oldest first, as far back as the store keeps them.
@@ -114,6 +122,19 @@ impl Client {
     /// Safe to drop at any time.
     pub async fn history(&self, key: impl AsRef<str>) -> Result<Vec<HistoryEvent>> {
         self.store().history(&self.key(key)?, KeySpace::Lock).await
+    }
+
+    /// Returns the recent events of a semaphore, oldest first, as far back as the store keeps them.
+    ///
+    /// # Errors
+    ///
+    /// As [`history`](Self::history).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe to drop at any time.
+    pub async fn history_semaphore(&self, key: impl AsRef<str>) -> Result<Vec<HistoryEvent>> {
+        self.store().history(&self.key(key)?, KeySpace::Semaphore).await
     }
 
     /// Ends the hold that has this token on a lock or a semaphore. For operators: the holder learns of it by its next
@@ -159,6 +180,11 @@ impl Client {
     /// Safe to drop at any time: each removal is complete by itself.
     pub async fn gc(&self, older_than: Duration) -> Result<u64> {
         self.store().clean(older_than).await
+    }
+
+    fn watch_in(&self, key: impl AsRef<str>, space: KeySpace) -> Result<KeyWatch> {
+        let (store, clock) = (Arc::clone(self.store()), self.clock().clone());
+        Ok(KeyWatch::new(store, clock, self.key(key)?, space))
     }
 
     fn key(&self, key: impl AsRef<str>) -> Result<Key> {

@@ -22,6 +22,22 @@
 //! report.expect(1);
 //! # }
 //! ```
+//!
+//! `examples/custom_store.rs` and `examples/queue_store.rs` are stores that pass, the second with a
+//! [worker](Harness::worker) and a [restart](Harness::restart). `cargo doc -p tenure --features conformance,blocking`
+//! builds this page and those of [`store`](crate::store).
+//!
+//! A case fails if it takes longer than two minutes. The suite uses keys of its own, but calls
+//! [`Store::clean`](crate::store::Store::clean), which removes data of released locks of the whole store. It does not
+//! test that a store returns within the `limit` of a request while its server hangs: only a test of yours can make it
+//! hang.
+//!
+//! # Cases
+//!
+//! A case is skipped if a field of the store's [`Capabilities`], or a method of the [`Harness`], does not fit. A case that
+//! needs `Grant::grants` is skipped if the first grant of the case has none.
+//!
+#![doc = include_str!("conformance/cases.md")]
 
 mod cancelling;
 mod case;
@@ -29,7 +45,9 @@ mod electing;
 mod faults;
 mod holding;
 mod losing;
+mod needs;
 mod observing;
+mod outcome;
 mod processes;
 mod sharing;
 mod unclear;
@@ -46,11 +64,13 @@ pub use case::Harness;
 pub use faults::{Fault, Faults, FaultyStore, Op};
 pub use processes::work;
 
-use case::{Case, CaseOutcome, Fixture, always, cases, evicts, has_lease, names, pushes};
+use case::{Case, CaseOutcome, Fixture, cases};
+use needs::Need;
+use outcome::Outcome;
 
 use crate::store::Capabilities;
 
-/// Time limit of one case.
+/// Time limit of one case. The page above names it.
 const CASE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Runs every case, one after another, each on its own keys.
@@ -98,8 +118,8 @@ async fn run_cases(harness: impl Harness, chosen: impl Fn(&Case) -> bool) -> Rep
     let can = store.capabilities();
     let mut report = Report { store: store.to_string(), can, lines: Vec::new() };
     for case in all().into_iter().filter(chosen) {
-        let result = match (case.skip)(&can) {
-            Some(reason) => CaseResult::Skipped(reason),
+        let result = match case.needs.iter().find(|need| !need.is_met(&can)) {
+            Some(need) => CaseResult::Skipped(*need),
             None => attempt(&harness, &case).await,
         };
         let line = ReportLine { name: case.name, says: case.says, result };
@@ -116,7 +136,7 @@ async fn attempt(harness: &Arc<dyn Harness>, case: &Case) -> CaseResult {
     match tokio::time::timeout(CASE_TIMEOUT, running.join_next()).await {
         Err(_) => CaseResult::Failed(format!("did not finish within {CASE_TIMEOUT:?}")),
         Ok(Some(Ok(CaseOutcome::Passed))) => CaseResult::Passed,
-        Ok(Some(Ok(CaseOutcome::Skipped(reason)))) => CaseResult::Skipped(reason),
+        Ok(Some(Ok(CaseOutcome::Skipped(need)))) => CaseResult::Skipped(need),
         Ok(Some(Err(error))) => CaseResult::Failed(explain(error)),
         Ok(None) => CaseResult::Failed("the case did not run".to_owned()),
     }
@@ -146,10 +166,10 @@ struct ReportLine {
     result: CaseResult,
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum CaseResult {
     Passed,
-    Skipped(&'static str),
+    Skipped(Need),
     Failed(String),
 }
 
@@ -166,12 +186,17 @@ impl Report {
 
     /// Number of cases that passed.
     pub fn passed(&self) -> usize {
-        self.count(|verdict| *verdict == CaseResult::Passed)
+        self.count(|verdict| matches!(verdict, CaseResult::Passed))
     }
 
     /// Number of cases that failed.
     pub fn failed(&self) -> usize {
         self.count(|verdict| matches!(verdict, CaseResult::Failed(_)))
+    }
+
+    /// Number of cases that were skipped: the store or the harness lacks what they need.
+    pub fn skipped(&self) -> usize {
+        self.count(|verdict| matches!(verdict, CaseResult::Skipped(_)))
     }
 
     fn count(&self, of: impl Fn(&CaseResult) -> bool) -> usize {
@@ -183,7 +208,8 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} ({:?})", self.store, self.can)?;
         self.lines.iter().try_for_each(|line| writeln!(f, "{line}"))?;
-        write!(f, "{} passed, {} failed", self.passed(), self.failed())
+        let (passed, failed, skipped) = (self.passed(), self.failed(), self.skipped());
+        write!(f, "{passed} passed, {failed} failed, {skipped} skipped")
     }
 }
 
@@ -191,10 +217,29 @@ impl fmt::Display for ReportLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.result {
             CaseResult::Passed => write!(f, "  ok    {}", self.name),
-            CaseResult::Skipped(reason) => write!(f, "  skip  {}: {reason}", self.name),
+            CaseResult::Skipped(need) => {
+                write!(f, "  skip  {}: {} (needs {})", self.name, need.missing, need.what)
+            }
             CaseResult::Failed(how) => {
                 write!(f, "  FAIL  {}: {}\n        {how}", self.name, self.says)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+
+    #[test]
+    fn the_page_lists_every_case() {
+        let mut table = String::from("| case | needs | requirement |\n|---|---|---|\n");
+        for case in super::all() {
+            let needs: Vec<_> = case.needs.iter().map(|need| need.what).collect();
+            writeln!(table, "| `{}` | {} | {} |", case.name, needs.join(", "), case.says)
+                .expect("a string takes it");
+        }
+        let listed = include_str!("conformance/cases.md");
+        assert!(listed == table, "replace src/conformance/cases.md by:\n{table}");
     }
 }

@@ -2,6 +2,8 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+#[cfg(feature = "postgres")]
+use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_core::acquire::RequestFailure;
@@ -22,6 +24,10 @@ struct ErrorInner {
     key: Option<Key>,
     store: Option<String>,
     may_be_held_for: Option<Duration>,
+    /// The failure may end by itself, although its kind says otherwise.
+    transient: bool,
+    /// The store could be reached, and answered with this error.
+    answer: bool,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
@@ -79,6 +85,8 @@ impl Error {
             key: None,
             store: None,
             may_be_held_for: None,
+            transient: false,
+            answer: false,
             source: None,
         }))
     }
@@ -135,7 +143,22 @@ impl Error {
     /// The message with the messages of all causes, separated by colons: one line for logs and terminals. A cause
     /// whose message is part of another one is left out.
     pub fn chain(&self) -> String {
-        chain(self)
+        Self::chain_of(self)
+    }
+
+    /// As [`chain`](Self::chain), for an error of any type.
+    pub fn chain_of(error: &dyn StdError) -> String {
+        let mut text = error.to_string();
+        let mut cause = error.source();
+        while let Some(next) = cause {
+            let message = next.to_string();
+            // Some libraries repeat the message of the cause in their own.
+            if !text.contains(&message) {
+                text = format!("{text}: {message}");
+            }
+            cause = next.source();
+        }
+        text
     }
 
     /// Error of a store that was away for as long as the caller wanted to wait.
@@ -150,9 +173,51 @@ impl Error {
         Self::new(ErrorKind::Shutdown, message).on(key)
     }
 
+    /// Marks a failure that may end by itself, although its kind says otherwise: a store that worked before denies
+    /// access.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn into_transient(mut self) -> Self {
+        self.0.transient = true;
+        self
+    }
+
+    /// Reverses the mark of [`into_transient`](Self::into_transient), for a caller that does not want to wait.
+    pub(crate) fn into_permanent(mut self) -> Self {
+        self.0.transient = false;
+        self
+    }
+
+    /// True if [`into_transient`](Self::into_transient) marked the failure.
+    #[cfg(feature = "jobs")]
+    pub(crate) fn is_marked_transient(&self) -> bool {
+        self.0.transient
+    }
+
+    /// Marks an error with which the store itself answered: it can be reached, and is up.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn into_answer(mut self) -> Self {
+        self.0.answer = true;
+        self
+    }
+
+    /// True if [`into_answer`](Self::into_answer) marked the error.
+    pub(crate) fn is_answer(&self) -> bool {
+        self.0.answer
+    }
+
+    /// Copy of an error for one of several callers, of the same kind and with the same mark.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn copy_of(cause: &Arc<Self>, message: &str) -> Self {
+        let mut copy = Self::new(cause.kind(), message).because(Arc::clone(cause));
+        copy.0.transient = cause.0.transient;
+        copy.0.answer = cause.0.answer;
+        copy
+    }
+
     /// Classifies the failure of a request for the state machine that issued it.
     pub(crate) fn failure(&self) -> RequestFailure {
         match self.kind() {
+            _ if self.0.transient => RequestFailure::Transient,
             ErrorKind::Unknown | ErrorKind::Timeout => RequestFailure::Unknown,
             ErrorKind::Denied
             | ErrorKind::Invalid
@@ -209,20 +274,6 @@ impl StdError for Error {
     }
 }
 
-/// Message of an error and of all its causes, separated by colons.
-pub(crate) fn chain(error: &(dyn StdError + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(next) = cause {
-        let words = next.to_string();
-        if !text.contains(&words) {
-            text = format!("{text}: {words}");
-        }
-        cause = next.source();
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -258,5 +309,7 @@ mod tests {
         let error = Error::new(ErrorKind::Unavailable, "no: refused")
             .because(Error::new(ErrorKind::Unavailable, "refused"));
         assert_eq!(error.chain(), "no: refused");
+        let error = std::io::Error::other(error);
+        assert_eq!(Error::chain_of(&error), "no: refused");
     }
 }

@@ -18,7 +18,7 @@ use self::keep::KeeperRequest;
 pub use self::view::Lost;
 use self::view::{FORKED_COPY_MESSAGE, KeeperState};
 pub(crate) use self::view::{HoldCallbacks, HoldContext, View};
-use crate::drive::{Either, race};
+use crate::race::{Either, race};
 use crate::store::{Handle, Hold, ReleaseInline};
 use crate::telemetry::Labels;
 use crate::{Error, ErrorKind, Result};

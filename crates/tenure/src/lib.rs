@@ -69,7 +69,9 @@
 //! | `tenure.watch_failed` | debug | `error`: the store could not push changes; the key is polled |
 //! | `tenure.evicted` | info | `token`, `reason` |
 //! | `tenure.clock_jump` | warn | `jump_ms`; no `key`: the clock of the store was changed |
+//! | `tenure.job_set_aside` | warn | `id`, `reason`; no `key`: the row of a job cannot be read or claimed |
 //! | `tenure.job_lost` | warn | `id`, `part`, `token`, `reason`; no `key` |
+//! | `tenure.prepare_refused` | warn | `error`; no `key`: statements are no longer prepared |
 //! | `tenure.passfile_ignored` | warn | `path`; no `key`: other users can read the password file |
 //! | `tenure.best_effort` | warn | `ttl`; no `key`: the bucket has nlock's layout |
 
@@ -98,16 +100,20 @@ mod mutex;
 pub mod once;
 mod outage;
 mod pending;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 mod process;
+mod race;
 mod request;
 #[cfg(feature = "simulation")]
 pub mod simulation;
 pub mod store;
 mod telemetry;
+mod units;
 mod url;
 mod watch;
 
-/// Metrics, recorded with the facade [`metrics`](https://docs.rs/metrics). docs/operate.md lists their names.
+/// Metrics, recorded with the facade [`metrics`](https://docs.rs/metrics). The page "Operating tenure" of the book lists their names.
 #[cfg(feature = "metrics")]
 pub mod metrics {
     pub use crate::telemetry::{Kind, METRICS, Metric, describe, refresh};

@@ -10,8 +10,8 @@ use tenure_core::{Key, Time};
 use tokio::task::JoinSet;
 
 use crate::client::Client;
-use crate::drive::{Either, before, race};
 use crate::guard::{Guard, Lost};
+use crate::race::{Either, before, race};
 use crate::request::LockRequest;
 use crate::{Error, ErrorKind, Result};
 

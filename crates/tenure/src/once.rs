@@ -9,8 +9,8 @@ use tenure_core::once::{self, Period, SlotStatus};
 pub use tenure_core::once::Slot;
 
 use crate::guard::Guard;
-use crate::store::examine::in_whole_units;
 use crate::store::{DurableNotes, Identity, KeySpace};
+use crate::units::in_whole_units;
 use crate::{Client, Error, ErrorKind, LockRequest, Result};
 
 /// Default ttl of a run that may be retried.
@@ -57,6 +57,9 @@ enum SlotSpec {
 }
 
 /// Decision for one slot: this process runs it, or another process has.
+///
+/// Not `#[non_exhaustive]`, unlike other enums of this crate: there is no third decision, and a match without a wildcard
+/// arm cannot run the task by mistake.
 ///
 /// See [`OnceRequest`] for an example.
 #[derive(Debug)]
@@ -264,7 +267,7 @@ impl OnceRequest {
         let invalid = |message: String| Error::new(ErrorKind::Invalid, message);
         match &self.slot_spec {
             SlotSpec::Unspecified => {
-                Err(invalid("once per what? set a period or a slot".to_owned()))
+                Err(invalid("neither a period nor a slot is set: set one of the two".to_owned()))
             }
             SlotSpec::Per(length) => {
                 let period = Period::new(*length).map_err(|error| invalid(error.to_string()))?;

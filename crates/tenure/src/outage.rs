@@ -10,19 +10,22 @@ use tenure_core::outage::{Outage, OutageInput, OutageReport};
 use tenure_core::{Machine as _, Time};
 use tokio::sync::Notify;
 
-use crate::drive::{Either, before, race};
 use crate::mutex::Mutex;
+use crate::race::{Either, before, race};
 use crate::telemetry::StoreAway;
-use crate::{Clock, Error, Result};
+use crate::{Clock, Error, ErrorKind, Result};
 
 /// First pause between two attempts to connect. Each further pause is twice as long, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Longest pause between two attempts to connect.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Time that an attempt to connect gets even if the caller waits for less: a healthy store needs some time, too.
+const SHORTEST_ATTEMPT: Duration = Duration::from_secs(1);
 
 /// Report that a store is away, or is back.
 ///
-/// A store counts as away if it cannot be reached, does not answer, refuses for a limit, or elects a leader. Requests
+/// A store counts as away if it cannot be reached, does not answer, refuses for a limit, or elects a leader. It also
+/// does if it answers, but fails every request with an error that may end by itself. Requests
 /// are retried meanwhile. The first report comes within two seconds, a further one every 30 s.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -34,6 +37,8 @@ pub enum StoreOutage {
         lasts: Duration,
         /// Error of the last request with its causes; `None` if it has not failed yet.
         reason: Option<Arc<str>>,
+        /// True if the store can be reached and answers with an error: it is read-only, for instance.
+        answers: bool,
     },
     /// The store answers again.
     #[non_exhaustive]
@@ -46,10 +51,13 @@ pub enum StoreOutage {
 impl fmt::Display for StoreOutage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Away { lasts, reason: Some(reason) } => {
+            Self::Away { lasts, reason: Some(reason), answers: true } => {
+                write!(f, "requests to the store have failed for {lasts:.0?}, retrying: {reason}")
+            }
+            Self::Away { lasts, reason: Some(reason), .. } => {
                 write!(f, "the store has been away for {lasts:.0?}, retrying: {reason}")
             }
-            Self::Away { lasts, reason: None } => {
+            Self::Away { lasts, reason: None, .. } => {
                 write!(f, "the store has not answered for {lasts:.0?}, waiting")
             }
             Self::Back { after } => write!(f, "the store is back after {after:.0?}"),
@@ -94,6 +102,8 @@ struct OutageState {
     outage: Outage,
     /// Error of the last request, with its causes.
     reason: Option<Arc<str>>,
+    /// That error is an answer of the store.
+    store_answers: bool,
     /// Entry in the metrics, from the first report of an outage to its end.
     counted: Option<StoreAway>,
 }
@@ -124,9 +134,14 @@ impl OutageMonitor {
 
     /// A request failed, and is retried.
     pub(crate) fn failed(&self, error: &Error) {
+        self.handle_failure(error, OutageInput::Failed);
+    }
+
+    fn handle_failure(&self, error: &Error, input: OutageInput) {
         self.update(|outage, now| {
             outage.reason = Some(error.chain().into());
-            outage.outage.handle(OutageInput::Failed, now);
+            outage.store_answers = error.is_answer();
+            outage.outage.handle(input, now);
         });
     }
 
@@ -141,6 +156,19 @@ impl OutageMonitor {
             Err(error) if error.failure() != RequestFailure::Permanent => self.failed(error),
             // A refusal is an answer of the store, too.
             Ok(_) | Err(_) => self.answered(),
+        }
+    }
+
+    /// Takes the result of a request of another kind than those that are retried until they succeed.
+    #[cfg(feature = "jobs")]
+    pub(crate) fn ended_beside<T>(&self, result: &Result<T>) {
+        match result {
+            Err(error) if error.failure() != RequestFailure::Permanent => {
+                self.handle_failure(error, OutageInput::FailedBeside);
+            }
+            Ok(_) | Err(_) => {
+                self.update(|outage, now| outage.outage.handle(OutageInput::AnsweredBeside, now));
+            }
         }
     }
 
@@ -160,7 +188,8 @@ impl OutageMonitor {
         }
     }
 
-    /// Connects to a store, with a new attempt while it is away, for up to `limit`.
+    /// Connects to a store, with a new attempt while it is away, for up to `limit`. An attempt that hangs is given up
+    /// then.
     ///
     /// # Cancel safety
     ///
@@ -173,12 +202,19 @@ impl OutageMonitor {
         let clock = &self.0.clock;
         let begun = clock.now();
         let mut pause = FIRST_PAUSE;
+        let mut last_error = None;
         loop {
             self.sent();
             // On the heap: the future of a store that connects is large.
-            let opened = match race(Box::pin(attempt()), self.report()).await {
-                Either::First(opened) => opened,
-                Either::Second(never) => match never {},
+            let attempt = race(Box::pin(attempt()), self.report());
+            let limit = limit.max(SHORTEST_ATTEMPT);
+            let opened = match before(clock, begun + limit, attempt).await {
+                Some(Either::First(opened)) => opened,
+                Some(Either::Second(never)) => match never {},
+                // The error of the attempt before says more.
+                None => Err(last_error.take().unwrap_or_else(|| {
+                    Error::new(ErrorKind::Unavailable, "the store does not answer")
+                })),
             };
             self.ended(&opened);
             let error = match opened {
@@ -190,6 +226,7 @@ impl OutageMonitor {
             if waited >= limit {
                 return Err(Error::away(waited, error));
             }
+            last_error = Some(error);
             let end = now + pause.min(limit.saturating_sub(waited));
             before(clock, end, self.report()).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
@@ -226,7 +263,7 @@ impl OutageMonitor {
         let (key, store) = &self.0.subject;
         let millis = |time: &Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         match report {
-            StoreOutage::Away { lasts, reason } => {
+            StoreOutage::Away { lasts, reason, .. } => {
                 let (away_ms, error) = (millis(lasts), reason.as_deref());
                 tracing::warn!(name: "tenure.store_away", key, store, away_ms, error);
             }
@@ -250,7 +287,10 @@ impl fmt::Debug for OutageMonitor {
 impl OutageState {
     fn next_report(&mut self) -> Option<StoreOutage> {
         Some(match self.outage.poll_command()? {
-            OutageReport::Away(lasts) => StoreOutage::Away { lasts, reason: self.reason.clone() },
+            OutageReport::Away(lasts) => {
+                let (reason, answers) = (self.reason.clone(), self.store_answers);
+                StoreOutage::Away { lasts, reason, answers }
+            }
             OutageReport::Back(after) => StoreOutage::Back { after },
         })
     }

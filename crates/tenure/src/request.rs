@@ -69,6 +69,7 @@ pub struct LockRequest {
     fail_if_contended: bool,
     detached: bool,
     fail_fast: bool,
+    fail_on_error: bool,
     callbacks: HoldCallbacks,
     on_outage: OutageCallbacks,
     /// Shared with other requests, instead of one for this request.
@@ -116,6 +117,7 @@ impl LockRequest {
             fail_if_contended: false,
             detached: false,
             fail_fast: false,
+            fail_on_error: false,
             callbacks: HoldCallbacks::default(),
             on_outage: OutageCallbacks::default(),
             monitor: None,
@@ -229,6 +231,17 @@ impl LockRequest {
         self
     }
 
+    /// Fails with `Denied` at once if the store denies access after it has worked before.
+    ///
+    /// Without this setting such a denial counts as an outage: a password may be replaced at that moment, or a role may
+    /// not log in for a while. The request is then retried every few seconds until its [`timeout`](Self::timeout), and
+    /// [`on_outage`](Self::on_outage) reports it. A denial before the store has worked once always fails at once.
+    /// PostgreSQL is the only store with this distinction; on the others every denial fails at once.
+    pub fn fail_fast(mut self) -> Self {
+        self.fail_fast = true;
+        self
+    }
+
     /// Calls `f` once, on a separate task, when a waiter has asked for the lock.
     pub fn on_handoff_requested(mut self, f: impl Fn() + Send + Sync + 'static) -> Self {
         self.callbacks.handoff_requested.push(Arc::new(f));
@@ -266,8 +279,8 @@ impl LockRequest {
 
     /// Makes the acquisition fail with the first request that fails, instead of retrying. If that request may have
     /// taken effect, its result is released in the background.
-    pub(crate) fn fail_fast(mut self) -> Self {
-        self.fail_fast = true;
+    pub(crate) fn fail_on_error(mut self) -> Self {
+        self.fail_on_error = true;
         self
     }
 
@@ -293,9 +306,9 @@ impl LockRequest {
     /// After a drop, a background task leaves the queue and releases a grant that arrives meanwhile.
     pub async fn acquire(self) -> Result<Guard> {
         let until = self.timeout.map(|timeout| self.clock.now() + timeout);
-        let fail_fast = self.fail_fast;
+        let fail_on_error = self.fail_on_error;
         let prepared = self.prepare(false, until)?;
-        prepared.acquire(fail_fast).await
+        prepared.acquire(fail_on_error).await
     }
 
     /// Acquires the lock if it is free, without waiting for a holder.
@@ -308,9 +321,9 @@ impl LockRequest {
     ///
     /// As [`acquire`](Self::acquire).
     pub async fn try_acquire(self) -> Result<Guard> {
-        let fail_fast = self.fail_fast;
+        let fail_on_error = self.fail_on_error;
         let prepared = self.prepare(true, None)?;
-        prepared.acquire(fail_fast).await
+        prepared.acquire(fail_on_error).await
     }
 
     /// Runs `work` under the lock if the lock is free, and then releases the lock. `work` is dropped if the hold is
@@ -443,10 +456,21 @@ impl LockRequest {
             Mode::Slot { .. } => "semaphore",
         });
         let labels = Labels::new(&*store, class);
-        let Self { clock, at_work, callbacks, on_outage, monitor, .. } = self;
+        let Self { clock, at_work, callbacks, on_outage, monitor, fail_fast, .. } = self;
         let outage = monitor
             .unwrap_or_else(|| OutageMonitor::new(clock.clone(), &claim.key, &store, on_outage));
-        Ok(Prepared { store, clock, at_work, claim, lease, options, callbacks, labels, outage })
+        Ok(Prepared {
+            store,
+            clock,
+            at_work,
+            claim,
+            lease,
+            options,
+            callbacks,
+            labels,
+            outage,
+            fail_fast,
+        })
     }
 }
 
@@ -473,13 +497,14 @@ struct Prepared {
     callbacks: HoldCallbacks,
     labels: Labels,
     outage: OutageMonitor,
+    fail_fast: bool,
 }
 
 impl Prepared {
-    async fn acquire(self, fail_fast: bool) -> Result<Guard> {
+    async fn acquire(self, fail_on_error: bool) -> Result<Guard> {
         let (key, store) = (self.claim.key.clone(), Arc::clone(&self.store));
         let (reply, answer) = oneshot::channel();
-        self.spawn(Caller::waiting(reply, fail_fast))?;
+        self.spawn(Caller::waiting(reply, fail_on_error))?;
         answer.await.unwrap_or_else(|_| Err(Error::task_ended(&key).at(&store)))?.ensure_held()
     }
 
@@ -491,8 +516,18 @@ impl Prepared {
         })?;
         let machine = Acquire::new(self.options, self.clock.now());
         let Self { store, clock, at_work, claim, lease, callbacks, labels, outage, .. } = self;
-        let task =
-            AcquireTask { store, clock, claim, lease, callbacks, caller, machine, labels, outage };
+        let task = AcquireTask {
+            store,
+            clock,
+            claim,
+            lease,
+            callbacks,
+            caller,
+            machine,
+            labels,
+            outage,
+            fail_fast: self.fail_fast,
+        };
         runtime.spawn(async move {
             task.run().await;
             drop(at_work);

@@ -10,11 +10,46 @@
 //! [`Store::claim`], [`Store::inspect`], [`Hold::renew`] and [`Hold::release`], beside
 //! [`Store::capabilities`], which says what the store can do. Every other method has a default, for a store that lacks
 //! the capability. The types of the contract are `#[non_exhaustive]`: make them by their constructors, then set fields.
+//! [`KeySpace`] and [`Mode`] are closed: a store with a wildcard arm could grant a mode that it does not know, so a new
+//! mode must not compile unnoticed.
 //! Traits of this module need [`macro@async_trait`], which is exported here.
 //!
-//! The new store must pass `tenure::conformance` (feature `conformance`). `examples/custom_store.rs` is a complete store
-//! that does. [`ClientBuilder::scheme`](crate::ClientBuilder::scheme) opens it by a URL, and
-//! [`Client::with_store`](crate::Client::with_store) without.
+//! The new store must pass `tenure::conformance` (feature `conformance`). Two examples are complete stores that do:
+//! `examples/custom_store.rs` is the smallest, and `examples/queue_store.rs` has a queue that several processes share.
+//! [`ClientBuilder::scheme`](crate::ClientBuilder::scheme) opens a store by a URL, and
+//! [`Client::with_store`](crate::Client::with_store) without. The pages of these modules, with the suite and the
+//! blocking API, are built by
+//!
+//! ```sh
+//! cargo doc -p tenure --features conformance,blocking --open
+//! ```
+//!
+//! ## Clock
+//!
+//! One clock decides when a lease ends: that of the store, such as `now()` of a database. It is never the wall clock of
+//! a client: the clocks of two machines differ, and each can be set. A store that has no clock of its own judges by
+//! observation: each client measures, on its own monotonic clock, for how long a record did not change.
+//!
+//! Within one host, [`Clock::system`](crate::Clock::system) is such a clock. On Unix its
+//! [`Time`](crate::Time) values can be compared between all processes of the host until it restarts, unless a container
+//! has a time namespace of its own. After a restart they begin anew: do not keep them on a disk that outlives it.
+//!
+//! ## Runtime and blocking drivers
+//!
+//! The client polls the methods of a store on the tokio runtime of the caller. The client itself uses neither the timers
+//! nor the I/O of tokio. If the store uses them, tell its users to enable them, as `#[tokio::main]` does. The runtime
+//! behind `tenure::blocking` has both, and a single thread.
+//!
+//! That thread renews every hold of the process, so no method may block it. Call a driver that blocks by
+//! `tokio::task::spawn_blocking`, and make the driver itself give up at the `limit`: dropping the future does not end
+//! the closure. `examples/queue_store.rs` does so.
+//!
+//! ## Range of the ttl
+//!
+//! The client accepts a ttl from [`Capabilities::min_ttl`] to 366 days, for a claim and for a renewal. A store with a
+//! smaller maximum refuses a longer ttl with `Invalid`, and reports the maximum by [`Store::max_ttl`]. That is part of
+//! the store, unlike `Harness::longest_ttl` of the conformance suite: a limit of one test setup, such as the ttl of the
+//! bucket that the tests made.
 //!
 //! # Terms
 //!

@@ -29,6 +29,7 @@ pub(crate) fn reason(loss: Loss) -> &'static str {
         Loss::Disconnected => "disconnected",
         Loss::MaxHold => "max_hold",
         Loss::ClockJump => "clock_jump",
+        Loss::Cancelled => "cancelled",
         _ => "other",
     }
 }
@@ -78,6 +79,7 @@ mod on {
 
     /// Description of a metric.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[non_exhaustive]
     pub struct Metric {
         /// Name.
         pub name: &'static str,
@@ -91,6 +93,7 @@ mod on {
 
     /// Type of a metric.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[non_exhaustive]
     pub enum Kind {
         /// Value that only grows.
         Counter,

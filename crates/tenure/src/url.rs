@@ -81,14 +81,21 @@ impl Schemes {
             |scheme: &str| scheme == "memory" || SCHEME_FEATURES.iter().any(|own| own.0 == scheme);
         for scheme in self.0.keys() {
             let problem = match scheme.as_str() {
-                scheme if !is_scheme(scheme) => "is not the scheme of a URL",
-                scheme if scheme.contains(|c: char| c.is_ascii_uppercase()) => {
-                    "is not in lower case"
+                scheme if scheme.contains(':') => {
+                    "is not the scheme of a URL: write it without `:` or `://`"
                 }
-                scheme if is_own(scheme) => "belongs to a store of tenure",
+                scheme if !is_scheme(scheme) => {
+                    "is not the scheme of a URL: register the store under another name"
+                }
+                scheme if scheme.contains(|c: char| c.is_ascii_uppercase()) => {
+                    "is not in lower case: register the store under another name"
+                }
+                scheme if is_own(scheme) => {
+                    "belongs to a store of tenure: register the store under another name"
+                }
                 _ => continue,
             };
-            let message = format!("`{scheme}` {problem}: register the store under another name");
+            let message = format!("`{scheme}` {problem}");
             return Err(Error::new(ErrorKind::Invalid, message));
         }
         Ok(())
@@ -140,15 +147,15 @@ fn invalid(what: &str, schemes: &Schemes) -> Error {
 
 /// Returns the error for a scheme that this build does not support: names the missing cargo feature, if there is one.
 fn unknown_scheme(scheme: &str, schemes: &Schemes) -> Error {
-    match SCHEME_FEATURES.iter().find(|(known, _)| *known == scheme) {
-        Some((_, feature)) => {
-            let what = format!(
-                "this build does not support the store `{scheme}`: enable the cargo feature `{feature}`"
-            );
-            invalid(&what, schemes)
-        }
-        None => invalid(&format!("unknown store `{scheme}`"), schemes),
+    if let Some((_, feature)) = SCHEME_FEATURES.iter().find(|(known, _)| *known == scheme) {
+        let what = format!(
+            "this build does not support the store `{scheme}`: enable the cargo feature `{feature}`"
+        );
+        return invalid(&what, schemes);
     }
+    let known = invalid(&format!("unknown store `{scheme}`"), schemes);
+    let message = format!("{known}; `ClientBuilder::scheme` adds stores of other crates");
+    Error::new(ErrorKind::Invalid, message)
 }
 
 fn is_scheme(scheme: &str) -> bool {
@@ -197,7 +204,7 @@ mod tests {
         });
         assert!(open("pigeon+post://coop/?ring=7", &schemes).await.is_ok());
         let message = open("owl://tower/", &schemes).await.unwrap_err().to_string();
-        assert!(message.ends_with("pigeon+post:…"), "{message}");
+        assert!(message.contains("pigeon+post:…; `ClientBuilder::scheme` adds"), "{message}");
     }
 
     #[tokio::test]
@@ -205,7 +212,7 @@ mod tests {
         for (scheme, part) in [
             ("postgres", "belongs to a store of tenure"),
             ("memory", "belongs to a store of tenure"),
-            ("pigeon:", "is not the scheme of a URL"),
+            ("pigeon://", "write it without `:` or `://`"),
             ("", "is not the scheme of a URL"),
             ("Postgres", "is not in lower case"),
         ] {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tenure_core::{Key, Time};
 
-use crate::drive::race;
+use crate::race::race;
 use crate::store::{KeySpace, KeyState, Store, Version};
 use crate::{Clock, Result};
 

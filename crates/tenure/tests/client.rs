@@ -23,6 +23,10 @@ async fn a_hold_that_was_left_is_renewed_and_released_by_its_handle() {
     let ttl = Duration::from_secs(60);
     let guard = client.lock("a").ttl(ttl).detached().acquire().await.unwrap();
     let handle = guard.detach().await.unwrap();
+    for ttl in [Duration::ZERO, Duration::MAX] {
+        let error = client.renew("a", &handle, ttl).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    }
     client.renew("a", &handle, ttl * 2).await.unwrap();
     let state = client.inspect("a").await.unwrap();
     assert!(state.holders[0].lease_left.unwrap() > ttl, "{state:?}");

@@ -47,5 +47,5 @@ async fn memory_passes_the_suite() {
     expected.min_ttl = Duration::from_millis(1);
     assert_eq!(store.capabilities(), expected);
     let report = conformance::run(InMemory(Mutex::new(Some(store)))).await;
-    report.expect(67);
+    report.expect(77);
 }

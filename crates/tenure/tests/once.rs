@@ -157,7 +157,7 @@ async fn invalid_once_requests_are_rejected() {
         error.to_string()
     };
     assert!(said(client.once("a").per(Duration::ZERO)).await.contains("a period of 0"));
-    assert!(said(client.once("a")).await.contains("once per what"));
+    assert!(said(client.once("a")).await.contains("neither a period nor a slot is set"));
     assert!(said(client.once("").per(HOUR)).await.contains("the key is empty"));
     assert!(said(client.once("x".repeat(199)).per(HOUR)).await.contains("shorten it"));
     assert!(said(client.once("a").slot("x", Duration::ZERO)).await.contains("kept for 0"));
@@ -224,9 +224,8 @@ async fn a_slot_without_a_holder_is_claimed_again() {
             tokio::task::yield_now().await;
         }
         let Some(pause) = hand.next_timer().map(|timer| timer.since(clock.now())) else { continue };
-        // The claim is repeated after a twenty-fourth of the lease. The delay of the renewal that confirms it is half of
-        // a quarter of the lease.
-        if clock.now().since(begun) > HOUR / 15 && !evicted {
+        // The claim is repeated after five seconds. The renewal that confirms it is delayed by 15 s, half of its limit.
+        if clock.now().since(begun) >= Duration::from_secs(5) && !evicted {
             let states = memory.list(KeySpace::Lock, "", None).await.unwrap();
             memory.evict(&states[0].key, states[0].holders[0].token, "test").await.unwrap();
             evicted = true;

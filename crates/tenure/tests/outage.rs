@@ -117,6 +117,15 @@ async fn connecting_to_a_wrong_url_fails_at_once() {
     assert_eq!(error.kind(), ErrorKind::Invalid);
 }
 
+#[tokio::test]
+async fn connecting_to_a_store_that_does_not_answer_ends_with_the_limit() {
+    let builder = Client::builder().scheme("silent", |_| std::future::pending());
+    let connecting = builder.wait_for_store(Duration::from_millis(1)).connect("silent:");
+    let error = connecting.await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.chain().contains("does not answer"), "{}", error.chain());
+}
+
 /// An election that has started while its store is away.
 async fn election_without_store() -> (Election, Faults, ManualClock, Reports) {
     let (client, faults, hand, reports) = setup();

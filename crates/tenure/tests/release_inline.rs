@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use tenure::store::{
@@ -24,6 +24,8 @@ struct State {
     renewing: Notify,
     over: Notify,
     let_go: AtomicBool,
+    /// A renewal is in flight.
+    in_renewal: AtomicBool,
     /// Another client had the hold before it was released.
     taken: AtomicBool,
 }
@@ -32,8 +34,12 @@ impl ReleaseInline for State {
     fn release_now(&self) -> bool {
         self.let_go.store(true, Ordering::Release);
         self.over.notify_one();
-        // The keeper hears of the refusal before the guard can tell it why.
-        std::thread::sleep(Duration::from_millis(50));
+        // The renewal is refused before the guard can tell the keeper why.
+        let begun = Instant::now();
+        while self.in_renewal.load(Ordering::Acquire) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "the renewal does not end");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         !self.taken.load(Ordering::Acquire)
     }
 }
@@ -56,8 +62,10 @@ impl Store for Slow {
 #[async_trait]
 impl Hold for Slow {
     async fn renew(&mut self, _: Duration, _: Duration) -> Result<Renewed> {
+        self.0.in_renewal.store(true, Ordering::Release);
         self.0.renewing.notify_one();
         self.0.over.notified().await;
+        self.0.in_renewal.store(false, Ordering::Release);
         Err(Error::new(ErrorKind::NotHeld, "the hold has ended"))
     }
     async fn release(&mut self, _: Duration) -> Result<()> {

@@ -57,7 +57,11 @@ fn start(folder: &Path, before: &Environment) -> Result<Running> {
     };
     let (group, port) = port::with_free_port(serve)?;
     let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
-    Ok(Running { environment: vec![("TENURE_TEST_PGBOUNCER", url)], groups: vec![group] })
+    // For tests that change the mode of a pool: they start their own.
+    let program = program.display().to_string();
+    let environment =
+        vec![("TENURE_TEST_PGBOUNCER", url), ("TENURE_TEST_PGBOUNCER_PROGRAM", program)];
+    Ok(Running { environment, groups: vec![group] })
 }
 
 /// Settings with the database `session` as a pool in session mode, and every other database in transaction mode.

@@ -60,6 +60,8 @@ pub(crate) struct Cluster {
     programs: PathBuf,
     user: Option<User>,
     folder: PathBuf,
+    /// Settings beyond those of every cluster.
+    settings: &'static [&'static str],
     port: u16,
     group: Option<Group>,
 }
@@ -77,6 +79,15 @@ impl Cluster {
 
     /// Creates a cluster below `folder` and starts its server on a port from `port`.
     pub(crate) fn start(folder: &Path, port: impl Fn() -> Result<u16>) -> Result<Self> {
+        Self::start_with(folder, port, &[])
+    }
+
+    /// As [`start`](Self::start), with further settings.
+    pub(crate) fn start_with(
+        folder: &Path,
+        port: impl Fn() -> Result<u16>,
+        settings: &'static [&'static str],
+    ) -> Result<Self> {
         let programs = find().context("its programs are gone")?;
         let user = unprivileged_user()?;
         let folder = folder.join("postgresql");
@@ -85,7 +96,7 @@ impl Cluster {
             chown(&folder, Some(user.uid.as_raw()), Some(user.gid.as_raw()))
                 .context("changing the owner of its folder")?;
         }
-        let mut cluster = Self { programs, user, folder, port: 0, group: None };
+        let mut cluster = Self { programs, user, folder, settings, port: 0, group: None };
         command::stdout(
             cluster
                 .program("initdb")
@@ -96,7 +107,7 @@ impl Cluster {
             .context("writing pg_hba.conf")?;
         let (group, port) = port::with_port_from(port, |port| {
             let program = |name| cluster.program(name);
-            Ok((serve(&program, &cluster.folder, port)?, port))
+            Ok((serve(&program, &cluster.folder, settings, port)?, port))
         })?;
         (cluster.group, cluster.port) = (Some(group), port);
         Ok(cluster)
@@ -111,7 +122,7 @@ impl Cluster {
         self.group = None;
         thread::sleep(down);
         let program = |name| self.program(name);
-        self.group = Some(serve(&program, &self.folder, self.port)?);
+        self.group = Some(serve(&program, &self.folder, self.settings, self.port)?);
         Ok(())
     }
 
@@ -121,12 +132,18 @@ impl Cluster {
 }
 
 /// Starts the server on `port` and waits until it answers. An error contains its log.
-fn serve(program: &dyn Fn(&'static str) -> Command, folder: &Path, port: u16) -> Result<Group> {
+fn serve(
+    program: &dyn Fn(&'static str) -> Command,
+    folder: &Path,
+    settings: &[&str],
+    port: u16,
+) -> Result<Group> {
     let log = folder.join("log");
     let file = File::create(&log).context("creating its log")?;
     let mut postgres = program("postgres");
     postgres.args(["-D", "data", "-p", &port.to_string()]);
-    postgres.arg("-k").arg(folder).args(SETTINGS.iter().flat_map(|setting| ["-c", setting]));
+    let settings = SETTINGS.iter().chain(settings).flat_map(|setting| ["-c", setting]);
+    postgres.arg("-k").arg(folder).args(settings);
     postgres.stdout(file.try_clone().context("sharing its log")?).stderr(file);
     // SIGQUIT is PostgreSQL's immediate shutdown: no checkpoint, and its backends end with it.
     let mut group = Group::spawn(&mut postgres, Signal::SIGQUIT)?;

@@ -10,7 +10,8 @@ use super::value::{duration, duration_or_zero};
 /// Options of an election.
 #[derive(Args)]
 pub(crate) struct ElectionArgs {
-    /// Time that the leadership lasts unless renewed; by default three times the health interval, or 15s
+    /// Time that the leadership lasts unless renewed; by default three times the health interval and at least
+    /// the minimum of the store, or 15s
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     ttl: Option<Duration>,
     /// Interval between renewals of the leadership; by default a third of the ttl
@@ -30,6 +31,10 @@ pub(crate) struct ElectionArgs {
     /// Exit when the leadership is lost
     #[arg(long)]
     pub(crate) no_auto_reacquire: bool,
+    /// Exit at once if the store denies access after it has worked before: a wrong password, a role that may not log in.
+    /// Without this option a later denial is reported and retried, since a password may be replaced at that moment
+    #[arg(long)]
+    pub(crate) fail_fast: bool,
     /// Stop the command and step down when another participant waits to lead. Only on stores that report waiters
     #[arg(long)]
     pub(crate) step_down_on_request: bool,
@@ -41,12 +46,15 @@ pub(crate) struct ElectionArgs {
 }
 
 impl ElectionArgs {
-    pub(crate) fn ttl(&self) -> Duration {
-        let from_health = || self.health_interval.map(|interval| interval.saturating_mul(3));
-        self.ttl.or_else(from_health).unwrap_or(Duration::from_secs(15))
+    /// The ttl on a store that accepts none below `min`.
+    pub(crate) fn ttl(&self, min: Duration) -> Duration {
+        let from_health = |interval: Duration| interval.saturating_mul(3).max(min);
+        let unless_given = self.health_interval.map_or(Duration::from_secs(15), from_health);
+        self.ttl.unwrap_or(unless_given)
     }
 
-    pub(crate) fn kill_after(&self) -> Duration {
-        kill_after(self.kill_after, self.ttl())
+    /// Time from TERM to KILL under a leadership of `ttl`.
+    pub(crate) fn kill_after(&self, ttl: Duration) -> Duration {
+        kill_after(self.kill_after, ttl)
     }
 }

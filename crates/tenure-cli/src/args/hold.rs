@@ -16,6 +16,10 @@ pub(crate) struct HoldArgs {
     /// Wait at most this long, such as 500ms, 15s or 1h30m; forever by default
     #[arg(short, long, value_name = "DURATION", value_parser = duration_or_zero)]
     pub(crate) wait: Option<Duration>,
+    /// Exit at once if the store denies access after it has worked before: a wrong password, a role that may not log in.
+    /// Without this option a later denial is reported and retried, since a password may be replaced at that moment
+    #[arg(long)]
+    pub(crate) fail_fast: bool,
     /// Time that the hold lasts without a renewal; tenure renews it while the command runs. The file store has no leases:
     /// there, a hold lasts as long as the command
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]

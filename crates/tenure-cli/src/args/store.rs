@@ -4,7 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use tenure::{Client, ClientBuilder, Key, PgAdvisoryStore, PgLeaseStore};
+use tenure::{Client, ClientBuilder, Error, ErrorKind, Key, PgAdvisoryStore, PgLeaseStore};
+
+use crate::client;
+use crate::exit::Exit;
 
 const STORE_VARIABLE: &str = "TENURE_STORE";
 const DEFAULT_STORE: &str = "file:";
@@ -61,13 +64,19 @@ impl StoreUrl {
         Self { store: store.unwrap_or_else(|| DEFAULT_STORE.to_owned()) }
     }
 
+    /// Connects. An invalid URL is a bad configuration: see [`as_configuration`].
     pub(crate) async fn connect(&self) -> tenure::Result<Client> {
-        Client::connect(&self.store).await
+        self.connect_with(client::builder()).await
     }
 
     /// Connects, with settings for a store that is away.
     pub(crate) async fn connect_with(&self, builder: ClientBuilder) -> tenure::Result<Client> {
-        builder.connect(&self.store).await
+        builder.connect(&self.store).await.map_err(as_configuration)
+    }
+
+    /// Connects for an examination, which distinguishes an invalid URL from a store that is unfit.
+    pub(crate) async fn connect_to_examine(&self) -> tenure::Result<Client> {
+        client::builder().connect(&self.store).await
     }
 
     /// The URL, if it names PostgreSQL with lease rows.
@@ -78,12 +87,12 @@ impl StoreUrl {
     /// The store, if it is PostgreSQL with advisory locks.
     pub(crate) fn advisory(&self) -> Option<tenure::Result<PgAdvisoryStore>> {
         let advisory = self.store.split_once(':')?.0.ends_with("+advisory");
-        advisory.then(|| PgAdvisoryStore::open(&self.store))
+        advisory.then(|| PgAdvisoryStore::open(&self.store).map_err(as_configuration))
     }
 
     /// The store, if it is PostgreSQL with lease rows.
     pub(crate) fn postgres(&self) -> Option<tenure::Result<PgLeaseStore>> {
-        self.postgres_url().map(PgLeaseStore::open)
+        self.postgres_url().map(|url| PgLeaseStore::open(url).map_err(as_configuration))
     }
 }
 
@@ -96,10 +105,23 @@ pub(crate) struct DatabaseUrl {
 }
 
 impl DatabaseUrl {
-    /// The URL, if it names PostgreSQL; else the reason to refuse it.
-    pub(crate) fn postgres_url(&self) -> Result<&str, &'static str> {
+    /// The URL, if it is valid and names PostgreSQL; else the reason to refuse it, and the exit code.
+    pub(crate) fn postgres_url(&self) -> Result<&str, (String, Exit)> {
         let url = self.store.as_deref().filter(|url| names_lease_rows(url));
-        url.ok_or("jobs need PostgreSQL: give its URL with --store postgres://…")
+        let wrong_store = "jobs need PostgreSQL: give its URL with --store postgres://…";
+        let url = url.ok_or_else(|| (wrong_store.to_owned(), Exit::Usage))?;
+        // The URL alone: a connect also refuses an invalid name of a queue, which is a wrong call.
+        PgLeaseStore::open(url).map_err(|error| (error.chain(), Exit::Failed))?;
+        Ok(url)
+    }
+}
+
+/// Turns the error of an invalid URL into one of the configuration, which has another exit code (125) than a wrong call
+/// (2). The URL often comes from the environment, and names files and services that can be invalid, too.
+fn as_configuration(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Invalid => Error::new(ErrorKind::Misconfigured, error.chain()),
+        _ => error,
     }
 }
 
@@ -115,7 +137,7 @@ pub(crate) struct AdvisoryKeyArgs {
     /// default
     #[arg(long, value_name = "DSN")]
     dsn: Option<String>,
-    /// The first number of the advisory lock, instead of NAME
+    /// The first number of the advisory lock, instead of NAME; not for a store with `key=bigint`, where NAME is the number
     #[arg(long, value_name = "N", requires = "key2", allow_negative_numbers = true)]
     key1: Option<i32>,
     /// The second number of the advisory lock
@@ -157,7 +179,10 @@ impl AdvisoryKeyArgs {
         builder: ClientBuilder,
     ) -> tenure::Result<Client> {
         match self.dsn() {
-            Some(dsn) => Ok(Client::with_store(Arc::new(PgAdvisoryStore::open(&dsn)?))),
+            Some(dsn) => {
+                let store = PgAdvisoryStore::open(&dsn).map_err(as_configuration)?;
+                Ok(Client::with_store(Arc::new(store)))
+            }
             None => store.connect_with(builder).await,
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::json;
 use tenure::store::KeySpace;
-use tenure::{Client, ErrorKind, Key, Result};
+use tenure::{ErrorKind, Key, Result};
 
 use super::request;
 use crate::args::hold::IdentityArgs;
@@ -15,7 +15,7 @@ use crate::args::value::duration;
 use crate::exit::{self, Exit};
 use crate::other_kind::OtherKindCheck;
 use crate::report::Reporter;
-use crate::{humanize, report};
+use crate::{client, humanize, report};
 
 /// Time that is waited, after the result is printed, for the check of the other kind of the name.
 const OTHER_KIND_CHECK_TIMEOUT: Duration = Duration::from_millis(100);
@@ -39,7 +39,11 @@ pub(crate) struct Acquire {
     #[command(flatten)]
     pub(crate) pair: AdvisoryKeyArgs,
     /// The name of the lock
-    #[arg(required_unless_present = "key1", conflicts_with = "key1")]
+    #[arg(
+        required_unless_present = "key1",
+        conflicts_with = "key1",
+        allow_negative_numbers = true
+    )]
     name: Option<Key>,
 }
 
@@ -89,7 +93,7 @@ pub(crate) fn run(arguments: &Acquire) -> Exit {
 async fn acquire(arguments: &Acquire, other_kind: &mut Option<OtherKindCheck>) -> Result<String> {
     let Acquire { store, pair, ttl, identity, check, json, .. } = arguments;
     let name = &arguments.name();
-    let client = pair.connect(store, Client::builder()).await?;
+    let client = pair.connect(store, client::builder()).await?;
     if !*json {
         report::print_creation_notice(&**client.store());
     }

@@ -39,7 +39,7 @@ impl Doctor {
 pub(crate) fn run(arguments: &Doctor) -> Exit {
     let store = arguments.store();
     super::on_runtime(async {
-        let client = match store.connect().await {
+        let client = match store.connect_to_examine().await {
             Ok(client) => client,
             // The server is reachable, but its configuration cannot be used: a failed check, not an unreachable store.
             Err(error) if error.kind() == ErrorKind::Misconfigured => {

@@ -20,6 +20,7 @@ pub(crate) struct Break {
     #[arg(long, value_name = "TEXT", value_parser = reason)]
     reason: String,
     /// The name of the lock
+    #[arg(allow_negative_numbers = true)]
     name: Key,
 }
 
@@ -44,7 +45,7 @@ async fn evict(arguments: &Break) -> Result<String> {
     let before = keys::one(&client, name).await?;
     let mut holders = before.iter().flat_map(|key| &key.holders);
     let holder = holders.find(|holder| holder.token == *token);
-    client.store().evict(name, *token, reason).await?;
+    client.evict(name, *token, reason).await?;
     client.store().close().await;
     let by = humanize::identity(holder.and_then(|holder| holder.by.as_ref()));
     let with = humanize::token(*token).map(|token| format!(", token {token}"));

@@ -31,7 +31,7 @@ pub(crate) fn run(arguments: &Gc) -> Exit {
 
 async fn clean(arguments: &Gc) -> tenure::Result<u64> {
     let client: Client = arguments.store.connect().await?;
-    let removed = client.store().clean(arguments.older_than).await;
+    let removed = client.gc(arguments.older_than).await;
     client.store().close().await;
     removed
 }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use tenure::store::{HistoryEvent, Identity, KeySpace};
+use tenure::store::{HistoryEvent, Identity};
 use tenure::{Key, Result};
 
 use crate::args::store::StoreUrl;
@@ -26,6 +26,7 @@ pub(crate) struct History {
     #[arg(long)]
     semaphore: bool,
     /// The name of the lock
+    #[arg(allow_negative_numbers = true)]
     name: Key,
 }
 
@@ -47,8 +48,11 @@ pub(crate) fn run(arguments: &History) -> Exit {
 
 async fn events(arguments: &History) -> Result<Vec<HistoryEvent>> {
     let client = arguments.store.connect().await?;
-    let space = if arguments.semaphore { KeySpace::Semaphore } else { KeySpace::Lock };
-    client.store().history(&arguments.name, space).await
+    if arguments.semaphore {
+        client.history_semaphore(&arguments.name).await
+    } else {
+        client.history(&arguments.name).await
+    }
 }
 
 fn table(events: &[HistoryEvent]) -> String {

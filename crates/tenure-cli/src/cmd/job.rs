@@ -1,5 +1,7 @@
 //! `tenure job`: enqueues, inspects and changes jobs.
 
+mod checkpoint;
+
 use std::fmt::Write as _;
 use std::io::Read as _;
 use std::time::{Duration, SystemTime};
@@ -9,6 +11,8 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use tenure::jobs::{JobRow, JobState, NewJob, Options, Queue};
 use tenure::{Error, ErrorKind, Result};
+
+use checkpoint::CheckpointSubcommand;
 
 use crate::args::store::DatabaseUrl;
 use crate::args::value::duration_or_zero;
@@ -30,12 +34,15 @@ pub(crate) enum JobSubcommand {
     /// Make failed or delayed jobs claimable at once; their attempts are counted from zero again
     #[command(after_help = exit::JOB)]
     Retry(JobIdsArgs),
-    /// Cancel open jobs; the command of a running job is stopped at its next heartbeat
+    /// Cancel open jobs; the command of a running job is stopped at its next heartbeat: TERM, then KILL
     #[command(after_help = exit::JOB)]
     Cancel(Cancel),
     /// Delete jobs that are not running
     #[command(after_help = exit::JOB)]
     Rm(JobIdsArgs),
+    /// Claim, save, complete and list chunks of a table of checkpoints
+    #[command(subcommand)]
+    Checkpoint(CheckpointSubcommand),
 }
 
 /// The queue of a subcommand.
@@ -115,6 +122,7 @@ pub(crate) struct Cancel {
 pub(crate) fn run(command: &JobSubcommand) -> Exit {
     super::on_runtime(async {
         match command {
+            JobSubcommand::Checkpoint(command) => checkpoint::run(command).await,
             JobSubcommand::Add(add) => self::add(add).await,
             JobSubcommand::Ls(ls) => list(ls).await,
             JobSubcommand::Show(one) => show(one).await,
@@ -134,9 +142,9 @@ pub(crate) fn run(command: &JobSubcommand) -> Exit {
 
 impl QueueArgs {
     async fn connect(&self) -> Result<Queue, Exit> {
-        let url = self.store.postgres_url().map_err(|message| {
-            report::print_line(message);
-            Exit::Usage
+        let url = self.store.postgres_url().map_err(|(message, exit)| {
+            report::print_line(&message);
+            exit
         })?;
         let options = Options::default().connections(1);
         let connected = Queue::connect_with(url, &self.queue, options).await;
@@ -324,8 +332,7 @@ struct JobLine<'a> {
 
 impl<'a> JobLine<'a> {
     fn of(job: &'a JobRow) -> Self {
-        let time =
-            |at: Option<SystemTime>| at.map(|at| humantime::format_rfc3339_millis(at).to_string());
+        let time = |at: Option<SystemTime>| at.and_then(humanize::rfc3339);
         Self {
             id: &job.id,
             state: job.state.to_string(),

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
-use std::future::pending;
+use std::future::{pending, ready};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,6 +33,8 @@ use crate::supervise::HandoffAction;
 
 /// Time limit for leaving the election.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time for which the end of the command is delayed by the cleanup of a claim that waited.
+const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause after a failed request for the current leader.
 const OBSERVE_RETRY_DELAY: Duration = Duration::from_secs(1);
 
@@ -50,7 +52,7 @@ pub(crate) struct Lead {
     #[command(flatten)]
     output: Output,
     /// The name of the election; omitted with --key1 and --key2
-    #[arg(required_unless_present = "key1")]
+    #[arg(required_unless_present = "key1", allow_negative_numbers = true)]
     name: Option<Key>,
     /// The command to run while leading; without a command, every transition is logged. Its environment has the fencing
     /// token in `TENURE_TOKEN` and, on NATS, the revision of the record in `TENURE_REVISION`
@@ -142,6 +144,10 @@ struct EventLog {
     attempt: u32,
     /// This participant leads, or led until the transition whose errors are being reported.
     leading: bool,
+    /// True while a lost leadership may still recover within its grace.
+    reconnecting: bool,
+    /// True after a recovery that is not reported yet, because its loss may follow.
+    recovered: bool,
     /// Reason to leave the election, if it is not a request to stop.
     leave_reason: Option<&'static str>,
 }
@@ -169,7 +175,15 @@ impl<'a> LeadSession<'a> {
             leader,
             manager: ServiceManager::from_environment(),
             signals,
-            log: EventLog { reporter, health, attempt: 1, leading: false, leave_reason: None },
+            log: EventLog {
+                reporter,
+                health,
+                attempt: 1,
+                leading: false,
+                reconnecting: false,
+                recovered: false,
+                leave_reason: None,
+            },
         }
     }
 
@@ -182,6 +196,8 @@ impl<'a> LeadSession<'a> {
             self.log.reporter.error(&error.chain());
         }
         self.report_remaining_events().await;
+        // A participant that followed may have left a mark in the store, which is withdrawn now.
+        let _ = tokio::time::timeout(WITHDRAW_TIMEOUT, self.client.idle()).await;
         exit
     }
 
@@ -250,12 +266,7 @@ impl<'a> LeadSession<'a> {
         };
         tokio::select! {
             biased;
-            event = self.events.next() => {
-                if let Some(event) = &event {
-                    self.log.report(event, self.manager.as_ref());
-                }
-                LeadEvent::Election(event)
-            }
+            event = self.log.next(&mut self.events, self.manager.as_ref()) => LeadEvent::Election(event),
             signal = self.signals.next() => LeadEvent::Signal(signal),
             () = handoff_requested => LeadEvent::HandoffRequested,
             leader = leader => LeadEvent::Leader(leader),
@@ -268,12 +279,13 @@ impl<'a> LeadSession<'a> {
         if command.is_empty() {
             return None;
         }
-        let (name, ttl) = (self.name, election.ttl());
+        let ttl = election.ttl(self.client.store().capabilities().min_ttl);
+        let name = self.name;
         let hold = Hold::Lead(leadership);
         let supervised = SupervisedCommand {
             context: HoldContext { client: &self.client, name, identity: &election.identity, ttl },
             command,
-            kill_after: election.kill_after(),
+            kill_after: election.kill_after(ttl),
             hard_end: None,
             slot: None,
             on_request: if election.step_down_on_request {
@@ -290,10 +302,7 @@ impl<'a> LeadSession<'a> {
             tokio::select! {
                 biased;
                 ended = &mut running => break ended,
-                Some(event) = self.events.next() => {
-                    log.report(&event, manager);
-                    pending_events.push_back(event);
-                }
+                Some(event) = log.next(&mut self.events, manager) => pending_events.push_back(event),
             }
         };
         match ended {
@@ -319,10 +328,11 @@ impl<'a> LeadSession<'a> {
 
     /// Reports the events that the shutdown of the election emits.
     async fn report_remaining_events(&mut self) {
+        let limit = Duration::from_millis(200);
         while let Ok(Some(event)) =
-            tokio::time::timeout(Duration::from_millis(200), self.events.next()).await
+            tokio::time::timeout(limit, self.log.next(&mut self.events, self.manager.as_ref()))
+                .await
         {
-            self.log.report(&event, self.manager.as_ref());
             if let ElectionEvent::Stopped(_) = event {
                 return;
             }
@@ -369,8 +379,48 @@ impl EventLog {
         }
     }
 
+    /// Next event of the election, reported.
+    ///
+    /// A recovery during which another participant led is reported by the election as a change of the state, a loss and
+    /// a new term. It sends these at once, so a recovery whose loss is not there yet has none.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe to drop at any time.
+    async fn next(
+        &mut self,
+        events: &mut Events,
+        manager: Option<&ServiceManager>,
+    ) -> Option<ElectionEvent> {
+        let sent = tokio::select! {
+            biased;
+            event = events.next() => Some(event),
+            () = ready(()), if self.recovered => None,
+        };
+        let event = if let Some(event) = sent {
+            event
+        } else {
+            self.report_recovery();
+            events.next().await
+        };
+        if let Some(event) = &event {
+            self.report(event, manager);
+        }
+        event
+    }
+
+    fn report_recovery(&mut self) {
+        if std::mem::take(&mut self.recovered) {
+            self.reporter.log_recovery();
+        }
+    }
+
     /// Reports an event of the election to the log and to the service manager.
     fn report(&mut self, occurred: &ElectionEvent, manager: Option<&ServiceManager>) {
+        if let ElectionEvent::Lost(_) = occurred {
+            self.recovered = false;
+        }
+        self.report_recovery();
         let event = match occurred {
             ElectionEvent::Acquired(leadership) => {
                 self.set_leadership(leadership, manager);
@@ -396,7 +446,17 @@ impl EventLog {
                 }
                 self.leading =
                     change.to == ElectionState::Leader || change.from == ElectionState::Leader;
+                self.reconnecting = change.to == ElectionState::Reconnecting;
+                self.recovered = is_recovery(*change);
                 Event::StateChange { from: change.from.to_string(), to: change.to.to_string() }
+            }
+            // The loss itself, which the next event reports. Only pgleaderlock's log has it twice.
+            ElectionEvent::Error(error)
+                if error.kind() == ErrorKind::Lost
+                    && !self.reconnecting
+                    && !self.reporter.speaks_as_pgleaderlock() =>
+            {
+                return;
             }
             ElectionEvent::Error(error) => {
                 Event::Error { message: error.chain(), health_check: self.leading }

@@ -31,6 +31,7 @@ pub(crate) struct Once {
     #[command(flatten)]
     output: Output,
     /// The name of the task
+    #[arg(allow_negative_numbers = true)]
     name: Key,
     /// The command to run, with its arguments; a `--` before it is optional. Its environment has the fencing token in
     /// `TENURE_TOKEN` and, on NATS, the revision of the record in `TENURE_REVISION`

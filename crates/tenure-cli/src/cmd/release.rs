@@ -15,6 +15,7 @@ pub(crate) struct Release {
     #[command(flatten)]
     handle: HandleArg,
     /// The name of the lock
+    #[arg(allow_negative_numbers = true)]
     name: Key,
 }
 

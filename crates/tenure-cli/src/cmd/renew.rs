@@ -22,6 +22,7 @@ pub(crate) struct Renew {
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
     ttl: Duration,
     /// The name of the lock
+    #[arg(allow_negative_numbers = true)]
     name: Key,
 }
 

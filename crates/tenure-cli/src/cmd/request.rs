@@ -16,6 +16,9 @@ pub(super) fn with_settings(request: LockRequest, arguments: &HoldArgs) -> LockR
     if arguments.shared {
         request = request.shared();
     }
+    if arguments.fail_fast {
+        request = request.fail_fast();
+    }
     match arguments.max_hold {
         Some(max) => request.max_hold(max),
         None => request,
@@ -35,10 +38,11 @@ pub(super) fn with_identity(mut request: LockRequest, identity: &IdentityArgs) -
 
 /// Builds the request to take part in an election.
 pub(super) fn election(arguments: &ElectionArgs, client: &Client, name: &Key) -> ElectionRequest {
+    let ttl = arguments.ttl(client.store().capabilities().min_ttl);
     let mut request = client
         .election(name)
-        .ttl(arguments.ttl())
-        .stop_grace(arguments.kill_after())
+        .ttl(ttl)
+        .stop_grace(arguments.kill_after(ttl))
         .auto_reacquire(!arguments.no_auto_reacquire);
     if let Some(interval) = arguments.health_interval {
         request = request.health_interval(interval);
@@ -48,6 +52,9 @@ pub(super) fn election(arguments: &ElectionArgs, client: &Client, name: &Key) ->
         let base = arguments.retry_base.unwrap_or(default.base);
         let max = arguments.retry_max.unwrap_or(default.max).max(base);
         request = request.retry(ExponentialBackoff { base, max, multiplier: 2.0, jitter: 0.5 });
+    }
+    if arguments.fail_fast {
+        request = request.fail_fast();
     }
     if let Some(grace) = arguments.reconnect_grace {
         request = request.reconnect_grace(grace);

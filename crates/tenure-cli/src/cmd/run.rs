@@ -53,6 +53,7 @@ pub(crate) struct Run {
     #[command(flatten)]
     output: Output,
     /// The name of the lock
+    #[arg(allow_negative_numbers = true)]
     pub(crate) name: Key,
     /// The command to run, with its arguments; a `--` before it is optional. Its environment has the fencing token in
     /// `TENURE_TOKEN` and, on NATS, the revision of the record in `TENURE_REVISION`

@@ -175,7 +175,7 @@ fn serve(arguments: &Serve) -> Result<(), String> {
         }
     }
     handle_signals(signal_stream, handle, arguments.auth.clone(), manager)?;
-    server.run().map_err(|error| format!("the server stopped: {}", report::chain(&error)))
+    server.run().map_err(|error| format!("the server stopped: {}", tenure::Error::chain_of(&error)))
 }
 
 impl Serve {
@@ -265,7 +265,7 @@ impl Data {
         };
         let now = clock::now();
         let opened = Journal::open(&options, boot.trim(), now, clock::wall_micros())
-            .map_err(|error| report::chain(&error))?;
+            .map_err(|error| tenure::Error::chain_of(&error))?;
         if let Some(repaired) = &opened.repaired {
             report::print_line(repaired);
         }

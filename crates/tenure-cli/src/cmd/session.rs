@@ -14,11 +14,11 @@ use nix::sys::signal::Signal;
 use tenure::{Client, ClientBuilder};
 
 use crate::args::output::Output;
-use crate::events_fd;
 use crate::exit::Exit;
 use crate::health::{HealthState, MetricsArgs};
 use crate::report::{self, Event, Reporter};
 use crate::signals::{self, Signals};
+use crate::{client, events_fd};
 
 /// Inputs and outputs of a command that supervises another.
 pub(super) struct Session {
@@ -93,7 +93,7 @@ pub(super) fn client_builder(
     reporter: &Arc<Reporter>,
 ) -> ClientBuilder {
     let reporter = Arc::clone(reporter);
-    let builder = Client::builder().on_outage(move |outage| reporter.outage(outage));
+    let builder = client::builder().on_outage(move |outage| reporter.outage(outage));
     match patience {
         Some(patience) => builder.wait_for_store(patience),
         None => builder,
@@ -112,9 +112,14 @@ pub(super) async fn unless_stopped<T>(
         tokio::select! {
             biased;
             done = &mut work => return Ok(done),
-            signal = signals.next() => if signals::asks_to_stop(signal) {
-                reporter.event(&Event::Stopped { signal: Some(signal.as_str()), reason: None });
-                return Err(signal);
+            signal = signals.next() => match signal {
+                signal if signals::asks_to_stop(signal) => {
+                    reporter.event(&Event::Stopped { signal: Some(signal.as_str()), reason: None });
+                    return Err(signal);
+                }
+                // Ctrl-Z, as for any other program that waits.
+                Signal::SIGTSTP => drop(signals::raise_with_default_action(signal)),
+                _ => {}
             }
         }
     }

@@ -4,12 +4,12 @@ use std::time::SystemTime;
 
 use clap::Args;
 use tenure::store::KeyState;
-use tenure::{Client, Key, Result};
+use tenure::{Key, Result};
 
 use crate::args::store::{AdvisoryKeyArgs, StoreUrl};
 use crate::exit::{self, Exit};
 use crate::keys::Fencing;
-use crate::{keys, report};
+use crate::{client, keys, report};
 
 #[derive(Args)]
 #[command(after_help = exit::STATUS)]
@@ -22,7 +22,7 @@ pub(crate) struct Status {
     #[command(flatten)]
     pub(crate) pair: AdvisoryKeyArgs,
     /// The name of one lock; by default all names in use
-    #[arg(conflicts_with = "key1")]
+    #[arg(conflicts_with = "key1", allow_negative_numbers = true)]
     name: Option<Key>,
 }
 
@@ -57,7 +57,7 @@ pub(crate) fn run(arguments: &Status) -> Exit {
 
 /// One key, as a lock and as a semaphore if in use, or all keys in use.
 async fn inspect(arguments: &Status) -> Result<(Vec<KeyState>, Fencing)> {
-    let client = arguments.pair.connect(&arguments.store, Client::builder()).await?;
+    let client = arguments.pair.connect(&arguments.store, client::builder()).await?;
     if !arguments.json {
         report::print_creation_notice(&**client.store());
     }

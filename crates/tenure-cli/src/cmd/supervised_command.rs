@@ -70,10 +70,8 @@ impl SupervisedCommand<'_> {
         environment.extend(self.slot.iter().map(|slot| ("TENURE_SLOT", slot.clone())));
         // Before the child starts: lines that are still queued would be mixed into its output.
         reporter.flush().await;
-        // Events of an election are queued: the leadership of one that is acted on late may have ended already.
-        if let Hold::Lead(leadership) = hold
-            && !leadership.is_held()
-        {
+        // Events of an election are queued, and this process may have been stopped since the grant.
+        if !hold.is_held() {
             return CommandEnd::Lost("it ended before the command was started".to_owned());
         }
         let child = match Child::start(self.command, &environment, hold).await {
@@ -92,6 +90,7 @@ impl SupervisedCommand<'_> {
             ttl: self.context.ttl,
             kill_after: self.kill_after,
             hard_end: self.hard_end,
+            max_run: None,
             on_request: self.on_request,
             stop_pending: false,
             stop_requested: false,

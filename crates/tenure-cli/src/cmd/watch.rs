@@ -27,6 +27,7 @@ pub(crate) struct Watch {
     #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = poll_interval)]
     every: Duration,
     /// The name of one lock; by default all names in use. A change that is undone between two polls is not printed
+    #[arg(allow_negative_numbers = true)]
     name: Option<Key>,
 }
 

@@ -1,6 +1,7 @@
 //! `tenure work`: runs a command for each job of a queue.
 
 mod job_command;
+mod job_record;
 mod running_jobs;
 
 use std::ffi::OsString;
@@ -26,6 +27,7 @@ use crate::health::MetricsArgs;
 use crate::report::{self, Event, Reporter};
 use crate::signals::{self, Signals};
 use job_command::JobCommand;
+pub(crate) use job_record::release_job;
 use running_jobs::RunningJobs;
 
 /// Interval between updates of the progress line.
@@ -58,7 +60,11 @@ pub(crate) struct Work {
     /// Time that running commands have to finish after tenure is told to stop; then they are stopped and their jobs released
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration_or_zero)]
     grace: Duration,
-    /// Time from TERM to KILL when a lease or the grace ends; by default a fifth of the lease, at most 5s
+    /// The longest time that a command may run; then it is stopped, and its attempt has failed
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    max_run: Option<Duration>,
+    /// Time from TERM to KILL when a lease, the grace or --max-run ends, or a job is cancelled; by default a fifth of the
+    /// lease, at most 5s
     #[arg(long, value_name = "DURATION", value_parser = duration_or_zero)]
     kill_after: Option<Duration>,
     #[command(flatten)]
@@ -68,7 +74,8 @@ pub(crate) struct Work {
     /// Name of the queue, which is the name of its table
     queue: String,
     /// The command to run, with its arguments. Its stdin is the payload; its environment describes the job in
-    /// `TENURE_JOB_ID`, `TENURE_JOB_ATTEMPT` and `TENURE_TOKEN`
+    /// `TENURE_JOB_ID`, `TENURE_JOB_ATTEMPT` and `TENURE_TOKEN`. SQL of its own that completes the job needs
+    /// `TENURE_LEASE_TOKEN` and `TENURE_HOLDER`
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
 }
@@ -114,14 +121,16 @@ async fn open_queue(arguments: &Work, session: &mut Session) -> Result<Queue, Ex
         reporter.error(message);
         exit
     };
-    let url = arguments.store.postgres_url().map_err(|message| fail(message, Exit::Usage))?;
+    let url = arguments.store.postgres_url().map_err(|(message, exit)| fail(&message, exit))?;
     let outages = Arc::clone(reporter);
     let builder = Queue::builder().options(arguments.options()).wait_for_store(Duration::MAX);
     let builder = builder.on_outage(move |outage| outages.outage(outage));
+    let jobs_aside = Arc::clone(reporter);
+    let builder = builder.on_set_aside(move |job| jobs_aside.error(&job.to_string()));
     let connecting = builder.connect(url, &arguments.queue);
     let connected = session::unless_stopped(connecting, &mut session.signals, reporter).await;
     let connected = connected.map_err(|_| Exit::Success)?;
-    let queue = connected.map_err(|error| fail(&report::chain(&error), super::exit_for(&error)))?;
+    let queue = connected.map_err(|error| fail(&error.chain(), super::exit_for(&error)))?;
     session.health.set_ready();
     if arguments.metrics.is_enabled() {
         let counted = queue.clone();
@@ -140,11 +149,16 @@ async fn work(
     let (concurrency, until_empty) = (usize::from(arguments.concurrency), arguments.until_empty);
     let (grace, stop_time) = (arguments.grace, arguments.stop_grace());
     let output = arguments.output;
+    let Ok(url) = arguments.store.postgres_url() else { return Exit::Usage };
     let job_command = Arc::new(JobCommand {
         environment: job_command::environment(&queue, arguments.lease),
+        queue: queue.clone(),
+        url: url.to_owned(),
+        output,
         command: arguments.command,
         ttl: arguments.lease,
         kill_after: stop_time,
+        max_run: arguments.max_run,
         reporter: Arc::clone(reporter),
         running_jobs: Arc::clone(&running_jobs),
     });
@@ -208,7 +222,7 @@ async fn work(
         (_, Some(exit)) => exit,
         (Ok(_), None) => Exit::Success,
         (Err(error), None) => {
-            reporter.error(&report::chain(&error));
+            reporter.error(&error.chain());
             super::exit_for(&error)
         }
     }
@@ -237,7 +251,7 @@ fn report_outcome(reporter: &Reporter, job: &Job, outcome: &JobOutcome) {
         JobOutcome::Retried(why) => ("retried", Some(why.clone())),
         JobOutcome::Failed(why) => ("failed", Some(why.clone())),
         JobOutcome::Lost(why) => ("lost", Some(why.clone())),
-        JobOutcome::Unsettled(error) => ("unsettled", Some(report::chain(error))),
+        JobOutcome::Unsettled(error) => ("unsettled", Some(error.chain())),
         _ => ("released", None),
     };
     let (id, attempt) = (job.id().to_owned(), job.attempt());

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::net::TcpListener;
+use std::os::unix::process::CommandExt as _;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -36,6 +37,24 @@ fn run_waits_for_a_server_that_starts_later_and_reports_it() {
     until_said(&scene, "demo: the store is back after");
     let said = scene.read("said");
     assert!(said.lines().count() == 2 && said.contains("refused"), "{said}");
+}
+
+#[test]
+fn a_command_that_waits_for_its_store_stops_on_ctrl_z_and_continues() {
+    let (scene, (port, url)) = (Scene::new(), free_port());
+    let mut command = scene.tenure(&["run", "-s", &url, "demo", "--", "echo", "ran"]);
+    // In its own group, beside that of this process: the kernel ignores TSTP in a group without a shell.
+    command.process_group(0).stderr(File::create(scene.path("said")).unwrap());
+    let mut running = Running::new(&mut command);
+    until_said(&scene, "demo: the store has been away");
+    running.signal(Signal::SIGTSTP);
+    let stat = format!("/proc/{}/stat", running.id());
+    eventually("stopped", || {
+        std::fs::read_to_string(&stat).unwrap().contains(") T ").then_some(())
+    });
+    let _server = Server::start_at(&scene, port, &[]);
+    running.signal(Signal::SIGCONT);
+    assert_eq!((running.line().as_str(), running.code()), ("ran", Some(0)));
 }
 
 #[test]

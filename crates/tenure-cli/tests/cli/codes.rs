@@ -106,6 +106,48 @@ fn a_longest_hold_within_the_time_to_stop_is_refused_with_both_values() {
 }
 
 #[test]
+fn an_invalid_url_of_a_store_is_a_bad_configuration_for_every_command() {
+    let scene = Scene::new();
+    let url = "postgres://localhost/app?sslmode=nonsense";
+    for command in [
+        &["run", "demo", "true"][..],
+        &["run", "--try", "demo", "true"],
+        &["lead", "demo", "true"],
+        &["once", "--per", "1h", "demo", "true"],
+        &["acquire", "demo"],
+        &["renew", "demo", "--handle", "1"],
+        &["release", "demo", "--handle", "1"],
+        &["status", "demo"],
+        &["ls"],
+        &["watch", "demo"],
+        &["history", "demo"],
+        &["break", "demo", "--token", "1", "--reason", "test"],
+        &["gc"],
+        &["doctor"],
+        &["bench", "--for", "1s"],
+        &["schema", "--locks"],
+        &["work", "queue", "true"],
+        &["job", "ls", "queue"],
+        &["job", "add", "queue"],
+    ] {
+        let arguments = match command {
+            ["job", action, rest @ ..] => [&["job", action, "-s", url], rest].concat(),
+            [name, rest @ ..] => [&[name, "-s", url], rest].concat(),
+            [] => unreachable!("each has a name"),
+        };
+        let (code, stdout, stderr) = scene.outcome(&arguments);
+        assert_eq!((code, stdout.as_str()), (Some(125), ""), "{arguments:?}: {stderr}");
+        assert!(stderr.contains("sslmode"), "{arguments:?}: {stderr}");
+    }
+    // As pgleaderlock names it.
+    for command in ["lead", "acquire", "status"] {
+        let arguments = [command, "--dsn", url, "--key1", "1", "--key2", "2"];
+        let (code, _, stderr) = scene.outcome(&arguments);
+        assert!(code == Some(125) && stderr.contains("sslmode"), "{command}: {code:?}: {stderr}");
+    }
+}
+
+#[test]
 fn every_help_lists_its_exit_codes() {
     let scene = Scene::new();
     for command in

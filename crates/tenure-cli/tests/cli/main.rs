@@ -11,6 +11,7 @@ mod holds;
 mod input;
 mod killing;
 mod leading;
+mod own_store;
 mod plain;
 mod serving;
 mod session;

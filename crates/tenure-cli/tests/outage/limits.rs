@@ -7,7 +7,13 @@ use super::{start, until_said};
 
 /// Waits for `name` while the store refuses for `reason`, makes the store answer, and sees the command run. `--try`
 /// fails at once meanwhile.
-fn is_waited_for(scene: &Scene, url: &str, name: &str, reason: &str, cure: impl FnOnce()) {
+pub(super) fn is_waited_for(
+    scene: &Scene,
+    url: &str,
+    name: &str,
+    reason: &str,
+    cure: impl FnOnce(),
+) {
     let run = ["run", "-s", url, "--wait", "60s", name, "--", "echo", "ran"];
     let mut running = start(scene, &run);
     until_said(scene, &format!("{name}: the store has "));

@@ -2,12 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
+mod denials;
 #[allow(dead_code, reason = "shared with the tests of the store")]
 #[path = "../../../tenure/tests/object/fake.rs"]
 mod fake;
 mod limits;
 mod metrics;
 mod nats_server;
+mod nonsense;
 #[allow(dead_code, reason = "shared with the tests of the store")]
 #[path = "../../../tenure/tests/pg_lease/server.rs"]
 mod pg_server;

@@ -8,7 +8,7 @@ use super::support::{Scene, Server, eventually};
 use super::{start, until_said};
 
 /// Metrics of a process, or nothing if it does not serve them yet.
-fn scrape(port: u16) -> Option<String> {
+pub(super) fn scrape(port: u16) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     let request = "GET /metrics HTTP/1.1\r\nhost: tests\r\nconnection: close\r\n\r\n";
     stream.write_all(request.as_bytes()).ok()?;

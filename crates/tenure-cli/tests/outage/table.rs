@@ -114,18 +114,23 @@ fn forward(port: u16, address: &str) -> Box<dyn Any> {
     let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
     thread::spawn(move || {
         for client in listener.incoming().flatten() {
-            let Ok(server) = TcpStream::connect(&address) else { continue };
-            let copy = |mut from: TcpStream, mut to: TcpStream| {
-                thread::spawn(move || {
-                    let _ = io::copy(&mut from, &mut to);
-                    let _ = to.shutdown(Shutdown::Write);
-                })
-            };
-            copy(client.try_clone().unwrap(), server.try_clone().unwrap());
-            copy(server, client);
+            forward_connection(client, &address);
         }
     });
     Box::new(())
+}
+
+/// Forwards a connection to `address`, in the background.
+pub(super) fn forward_connection(client: TcpStream, address: &str) {
+    let Ok(server) = TcpStream::connect(address) else { return };
+    let copy = |mut from: TcpStream, mut to: TcpStream| {
+        thread::spawn(move || {
+            let _ = io::copy(&mut from, &mut to);
+            let _ = to.shutdown(Shutdown::Write);
+        })
+    };
+    copy(client.try_clone().unwrap(), server.try_clone().unwrap());
+    copy(server, client);
 }
 
 /// A store of the suite that no test may stop. Its port is one on which nothing listens until the store is started.

@@ -2,7 +2,8 @@
 
 use nix::sys::signal::Signal;
 
-use super::pg_server::Server;
+use super::metrics::scrape;
+use super::pg_server::{Server, free_port};
 use super::support::{Scene, eventually};
 use super::{event_names, start, until_said};
 
@@ -101,5 +102,98 @@ fn work_ends_at_once_if_waiting_cannot_help() {
     until_connected(&server);
     server.sql(&format!("DROP TABLE {TABLE}"));
     assert_eq!(working.code(), Some(125));
-    assert!(scene.read("said").contains("the table is missing"), "{}", scene.read("said"));
+    let said = scene.read("said");
+    assert!(said.contains("run `tenure schema --queue outage_jobs --apply`"), "{said}");
+}
+
+/// Waits until a metric has this value.
+fn until_metric(port: u16, line: &str) {
+    let found = |text: &String| text.lines().any(|found| found == line);
+    eventually(line, || scrape(port).filter(found));
+}
+
+#[test]
+fn claims_that_always_fail_are_reported_although_heartbeats_succeed() {
+    let Some((scene, server, url)) = queue() else { return };
+    add_job(&scene, &url);
+    let http = free_port();
+    let listen = format!("127.0.0.1:{http}");
+    // Five heartbeats within the time to the report: their answers must not hide the failing claims.
+    let mut work = vec!["work", "-s", &url, "--json", "--lease", "2s", "-c", "2"];
+    work.extend(["--metrics", &listen, TABLE, "sh", "-c", "echo started; exec sleep 300"]);
+    let mut working = start(&scene, &work);
+    assert_eq!(working.line(), "started");
+    server.sql(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+             IF NEW.locked_by IS DISTINCT FROM OLD.locked_by AND NEW.locked_by IS NOT NULL THEN \
+                 RAISE EXCEPTION 'not today'; END IF; RETURN NEW; END $$",
+    );
+    let trigger = format!(
+        "CREATE TRIGGER refuse BEFORE UPDATE ON {TABLE} FOR EACH ROW EXECUTE FUNCTION refuse()"
+    );
+    server.sql(&trigger);
+    // So many at once that the table is at fault: single rows that cannot be claimed would be set aside.
+    server.sql(&format!("INSERT INTO {TABLE} (payload) SELECT '1' FROM generate_series(1, 12)"));
+    until_said(&scene, "requests to the store have failed for 2s");
+    until_metric(http, r#"tenure_store_away{store="postgres"} 1"#);
+    assert!(scene.read("said").contains("not today"), "{}", scene.read("said"));
+    // Several heartbeats later it is still the same outage.
+    let renewed = format!("SELECT max(locked_until) FROM {TABLE}");
+    for _ in 0..3 {
+        let before = server.sql(&renewed);
+        eventually("a heartbeat", || (server.sql(&renewed) != before).then_some(()));
+    }
+    server.sql(&format!("DROP TRIGGER refuse ON {TABLE}"));
+    assert_eq!(working.line(), "started");
+    until_said(&scene, "store_back");
+    until_metric(http, r#"tenure_store_away{store="postgres"} 0"#);
+    until_metric(http, r#"tenure_store_outages_total{store="postgres"} 1"#);
+    let said = scene.read("said");
+    // The first line says where the metrics are.
+    let events = event_names(said.split_once('\n').unwrap().1);
+    assert_eq!(events, ["job_started", "error", "store_back", "job_started"]);
+}
+
+#[test]
+fn a_read_only_database_is_reported_and_waited_for() {
+    let Some((scene, server, url)) = queue() else { return };
+    let mut working = start(&scene, &["work", "-s", &url, "--json", TABLE, "echo", "ran"]);
+    until_connected(&server);
+    server.sql("ALTER SYSTEM SET default_transaction_read_only = on");
+    server.sql("SELECT pg_reload_conf()");
+    until_said(&scene, "the server is read-only");
+    server.sql("ALTER SYSTEM RESET default_transaction_read_only");
+    server.sql("SELECT pg_reload_conf()");
+    until_said(&scene, "store_back");
+    add_job(&scene, &url);
+    assert_eq!(working.line(), "ran");
+    let events = event_names(&scene.read("said"));
+    assert_eq!(events[..2], ["error", "store_back"], "{events:?}");
+}
+
+#[test]
+fn missing_rights_are_named_by_the_operation_that_needs_them() {
+    let Some((scene, server, url)) = queue() else { return };
+    add_job(&scene, &url);
+    server.sql("CREATE ROLE clerk LOGIN");
+    let clerk = url.replacen("postgres@", "clerk@", 1);
+    let refused = |arguments: &[&str], says: &str| {
+        let (code, _, said) = scene.outcome(&[arguments, &["-s", &clerk]].concat());
+        assert!(code == Some(125) && said.contains(says), "{arguments:?}: {code:?}: {said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    };
+    refused(&["job", "ls", TABLE], "GRANT SELECT, INSERT, UPDATE");
+    server.sql(&format!("GRANT SELECT, INSERT, UPDATE ON {TABLE}, tenure_incarnation TO clerk"));
+    refused(&["job", "rm", TABLE, "1"], "GRANT DELETE on outage_jobs");
+    refused(&["schema", "--apply", "--queue", "new_jobs"], "CREATE to create tables");
+    server.sql(&format!("ALTER TABLE {TABLE} DROP COLUMN unique_key CASCADE"));
+    refused(&["schema", "--apply", "--queue", TABLE], "connect as its owner");
+    // A right that is taken away while the worker runs ends it with the same advice.
+    server.sql(&format!("ALTER TABLE {TABLE} ADD COLUMN unique_key text"));
+    assert_eq!(scene.outcome(&["schema", "-s", &url, "--apply", "--queue", TABLE]).0, Some(0));
+    let mut working = start(&scene, &["work", "-s", &clerk, TABLE, "echo", "ran"]);
+    assert_eq!(working.line(), "ran");
+    server.sql(&format!("REVOKE UPDATE ON {TABLE} FROM clerk"));
+    assert_eq!(working.code(), Some(125));
+    assert!(scene.read("said").contains("GRANT SELECT, INSERT, UPDATE"), "{}", scene.read("said"));
 }

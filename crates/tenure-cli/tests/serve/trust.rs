@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use nix::sys::signal::Signal;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
+use rustix::io::ioctl_fionread;
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -243,8 +244,15 @@ fn long_tls_reply_reaches_a_slow_reader_in_full() {
     let mut reader = authority.client(&server, None);
     set_socket_recv_buffer_size(&reader.0.get_ref().sock, 16 * 1024).unwrap();
     reader.send("stats _");
-    // Until its answer has filled every buffer between us.
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    // Until its answer has filled every buffer between us: the bytes to read no longer grow.
+    let pending = || ioctl_fionread(&reader.0.get_ref().sock).unwrap();
+    let (mut before, mut looks_alike) = (0, 0);
+    eventually("a full buffer", || {
+        let now = pending();
+        looks_alike = if now > 0 && now == before { looks_alike + 1 } else { 0 };
+        before = now;
+        (looks_alike == 20).then_some(())
+    });
     let stats = reader.line();
     assert_eq!(stats.matches("\"key\"").count(), keys.len(), "{} bytes", stats.len());
     assert_eq!(reader.ask("ping _"), "ok");

@@ -36,8 +36,20 @@ pub enum AcquireInput {
     Cancel,
 }
 
-/// Instant from which a granted lease counts (contract 4). It must not lie after the start of the lease at the store.
+/// Instant from which a granted lease counts. It must not lie after the start of the lease at the store.
+///
+/// The holder relies on its hold for the ttl less a margin, counted from this instant. If it were later than the start
+/// of the lease at the store, the store could grant the lock to another claim while the holder still relies on it.
+///
+/// | grant | value |
+/// |---|---|
+/// | by a claim | `FromRequest`: the lease began after the claim was sent |
+/// | by a repeated claim, whose lease began with an earlier attempt | `FromRequest` or `FromConfirm`: the acquire loop confirms it in either case |
+/// | at the end of a wait | `FromConfirm`: the store granted at an unknown instant of the wait |
+/// | at the end of a wait, if the client knows an instant before the grant | `Since` |
+/// | of a hold without a lease | `NoLease` |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum LeaseStart {
     /// The instant before the granted request was sent.
     FromRequest,

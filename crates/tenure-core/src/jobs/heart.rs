@@ -13,7 +13,7 @@ use crate::lease::Lease;
 /// per interval serve all holds, however their claims were spread. At most one request is in flight, and a request
 /// never delays the report that a deadline has passed.
 #[derive(Clone, Debug)]
-pub struct Heart {
+pub struct HeartbeatSchedule {
     lease: Lease,
     beats: BTreeMap<u64, Beat>,
     /// Time at which the request in flight was sent.
@@ -47,6 +47,9 @@ pub enum RenewalOutcome {
     Renewed,
     /// The hold is no longer ours, for this reason.
     Refused(Loss),
+    /// The job is completed under the token of this hold, by a statement of the work itself. No other worker can claim
+    /// it.
+    Completed,
     /// No outcome: another session is writing the row. The renewal is retried.
     PassedOver,
 }
@@ -68,9 +71,14 @@ pub enum RenewalEvent {
         /// Reason of the loss.
         loss: Loss,
     },
+    /// The work has completed its job itself. The hold is no longer kept, and its work has no deadline any longer.
+    Completed {
+        /// Completed hold.
+        ticket: u64,
+    },
 }
 
-impl Heart {
+impl HeartbeatSchedule {
     /// Creates a keeper without holds.
     pub const fn new(lease: Lease) -> Self {
         Self {
@@ -157,6 +165,10 @@ impl Heart {
                     self.beats.remove(&ticket);
                     self.news.push_back(RenewalEvent::Lost { ticket, loss });
                 }
+                RenewalOutcome::Completed => {
+                    self.beats.remove(&ticket);
+                    self.news.push_back(RenewalEvent::Completed { ticket });
+                }
                 RenewalOutcome::PassedOver => {}
             }
         }
@@ -219,16 +231,16 @@ mod tests {
     const MINUTE: Duration = Duration::from_secs(60);
 
     /// Five minutes, a heartbeat every minute, a margin of fifty seconds.
-    fn heart() -> Heart {
+    fn heart() -> HeartbeatSchedule {
         let terms = LeaseTerms { keep_alive: Some(5), ..LeaseTerms::new(MINUTE * 5) };
-        Heart::new(Lease::new(terms).unwrap())
+        HeartbeatSchedule::new(Lease::new(terms).unwrap())
     }
 
     fn at(seconds: u64) -> Time {
         Time::ZERO + Duration::from_secs(seconds)
     }
 
-    fn news(heart: &mut Heart) -> Vec<RenewalEvent> {
+    fn news(heart: &mut HeartbeatSchedule) -> Vec<RenewalEvent> {
         std::iter::from_fn(|| heart.poll_news()).collect()
     }
 
@@ -296,11 +308,31 @@ mod tests {
             news(&mut heart),
             [RenewalEvent::Lost { ticket: 1, loss: Loss::Taken }, extended]
         );
-        assert_eq!(request.limit, Duration::from_secs(75));
+        assert_eq!(request.limit, Duration::from_secs(30));
         assert_eq!(heart.poll_request(at(62)), None, "not at once");
         let again = heart.poll_timeout().unwrap();
         assert!(again > at(61) && again < at(120), "{again:?}");
         assert_eq!(heart.poll_request(again).unwrap().tickets, [2]);
+    }
+
+    #[test]
+    fn completed_job_has_no_deadline_and_is_not_renewed() {
+        let mut heart = heart();
+        heart.admit(1, at(0), at(0));
+        heart.poll_request(at(60)).unwrap();
+        heart.answered([(1, RenewalOutcome::Completed)], at(61));
+        assert_eq!(news(&mut heart), [RenewalEvent::Completed { ticket: 1 }]);
+        heart.handle_timeout(at(9_999));
+        assert_eq!((news(&mut heart), heart.poll_timeout()), (vec![], None), "not lost later");
+    }
+
+    #[test]
+    fn a_job_is_lost_at_its_deadline_even_if_the_answer_finds_it_completed() {
+        let mut heart = heart();
+        heart.admit(1, at(0), at(0));
+        heart.poll_request(at(240)).unwrap();
+        heart.answered([(1, RenewalOutcome::Completed)], at(250));
+        assert_eq!(news(&mut heart), [RenewalEvent::Lost { ticket: 1, loss: Loss::Expired }]);
     }
 
     #[test]

@@ -4,11 +4,13 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::runtime::{same_as, wait, within};
-use crate::election::{AcquireFailed, ElectionState, Ended, Event, StateChange, StopReason};
+use super::runtime::{same_as, same_callbacks_as, wait, within};
+use crate::election::{
+    AcquireFailed, CallbackOutput, ElectionState, Ended, Event, StateChange, StopReason,
+};
 use crate::retry::Retry;
 use crate::store::HolderState;
-use crate::{Error, FencingToken, Key, Lost, Result};
+use crate::{Error, FencingToken, Key, Lost, Result, StoreOutage};
 
 /// Settings of an election participant; see [`crate::ElectionRequest`].
 #[derive(Debug)]
@@ -16,8 +18,9 @@ use crate::{Error, FencingToken, Key, Lost, Result};
 pub struct ElectionRequest(pub(super) crate::ElectionRequest);
 
 impl ElectionRequest {
-    same_as! { ElectionRequest:
+    same_as! { "ElectionRequest":
         ttl(ttl: Duration);
+        stop_grace(time: Duration);
         health_interval(interval: Duration);
         retry(retry: impl Retry + 'static);
         reconnect_grace(grace: Duration);
@@ -25,18 +28,35 @@ impl ElectionRequest {
         cool_down(time: Duration);
         id(id: impl Into<String>);
         note(note: impl Into<String>);
+        fail_fast();
         shutdown_on(signal: impl Future + Send + 'static);
-        on_released(f: impl Fn() + Send + Sync + 'static);
-        on_lost(f: impl Fn(Lost) + Send + Sync + 'static);
-        on_acquire_failed(f: impl Fn(AcquireFailed) + Send + Sync + 'static);
-        on_state_change(f: impl Fn(StateChange) + Send + Sync + 'static);
-        on_error(f: impl Fn(Arc<Error>) + Send + Sync + 'static);
-        on_stopped(f: impl Fn(StopReason) + Send + Sync + 'static);
+        on_outage(f: impl Fn(&StoreOutage) + Send + Sync + 'static);
+    }
+
+    same_callbacks_as! { "ElectionRequest":
+        on_released();
+        on_lost(Lost);
+        on_acquire_failed(AcquireFailed);
+        on_state_change(StateChange);
+        on_error(Arc<Error>);
+        on_stopped(StopReason);
     }
 
     /// Calls `f` when this participant becomes the leader.
-    pub fn on_acquired(self, f: impl Fn(Leadership) + Send + Sync + 'static) -> Self {
+    pub fn on_acquired<R: CallbackOutput<How>, How>(
+        self,
+        f: impl Fn(Leadership) -> R + Send + Sync + 'static,
+    ) -> Self {
         Self(self.0.on_acquired(move |leadership| f(Leadership(leadership))))
+    }
+
+    /// Builds the election without starting it.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::ElectionRequest::build`].
+    pub fn build(self) -> Result<Election> {
+        self.0.build().map(Election)
     }
 
     /// Starts to take part.
@@ -69,6 +89,23 @@ impl ElectionRequest {
 pub struct Election(crate::Election);
 
 impl Election {
+    same_callbacks_as! { &"Election":
+        on_released();
+        on_lost(Lost);
+        on_acquire_failed(AcquireFailed);
+        on_state_change(StateChange);
+        on_error(Arc<Error>);
+        on_stopped(StopReason);
+    }
+
+    /// Calls `f` when this participant becomes the leader; see [`crate::Election::on_acquired`].
+    pub fn on_acquired<R: CallbackOutput<How>, How>(
+        &self,
+        f: impl Fn(Leadership) -> R + Send + Sync + 'static,
+    ) {
+        self.0.on_acquired(move |leadership| f(Leadership(leadership)));
+    }
+
     /// Takes part again after a stop; does nothing while the election runs.
     ///
     /// # Errors
@@ -154,6 +191,11 @@ impl Iterator for Events {
 pub struct Leadership(crate::Leadership);
 
 impl Leadership {
+    /// Key of the election.
+    pub fn key(&self) -> &Key {
+        self.0.key()
+    }
+
     /// Fencing token: grows with every term.
     pub fn fencing_token(&self) -> FencingToken {
         self.0.fencing_token()
@@ -178,6 +220,26 @@ impl Leadership {
     pub fn ended(&self, timeout: Duration) -> Option<Ended> {
         within(timeout, self.0.ended())
     }
+
+    /// Waits at most `timeout` until the leader's work must begin to stop; true if it must.
+    pub fn ending(&self, timeout: Duration) -> bool {
+        within(timeout, self.0.ending()).is_some()
+    }
+
+    /// Waits at most `timeout` until a follower waits to lead; true if one does.
+    pub fn handoff_requested(&self, timeout: Duration) -> bool {
+        within(timeout, self.0.handoff_requested()).is_some()
+    }
+
+    /// A descriptor that keeps the hold; see [`crate::Leadership::keep_open`].
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::Leadership::keep_open`].
+    #[cfg(unix)]
+    pub fn keep_open(&self) -> Result<Option<std::os::fd::OwnedFd>> {
+        self.0.keep_open()
+    }
 }
 
 /// Observer of an election's leader; see [`crate::Leader`].
@@ -185,6 +247,12 @@ impl Leadership {
 pub struct Leader(pub(super) crate::Leader);
 
 impl Leader {
+    /// Longest interval between two queries; see [`crate::Leader::poll_every`].
+    #[must_use]
+    pub fn poll_every(self, time: Duration) -> Self {
+        Self(self.0.poll_every(time))
+    }
+
     /// The current leader; `None` if there is no leader.
     ///
     /// # Errors

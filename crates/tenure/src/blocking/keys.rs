@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::lock::{Client, LockRequest};
-use super::runtime::{wait, within};
-use crate::drive::before;
+use super::runtime::{same_as, wait, within};
+use crate::race::before;
 use crate::store::{HistoryEvent, KeyState};
-use crate::{FencingToken, Lost, Result};
+use crate::{FencingToken, Key, Lost, Result};
 
 impl Client {
     /// A request for several locks; see [`crate::Client::lock_all`].
@@ -21,6 +21,15 @@ impl Client {
     /// As [`crate::Client::list`].
     pub fn list(&self, prefix: &str) -> Result<Vec<KeyState>> {
         wait(self.0.list(prefix))?
+    }
+
+    /// The first keys that [`list`](Self::list) would return, and true if there are more.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::Client::list_first`].
+    pub fn list_first(&self, prefix: &str, limit: usize) -> Result<(Vec<KeyState>, bool)> {
+        wait(self.0.list_first(prefix, limit))?
     }
 
     /// Holders of a lock, and its waiters.
@@ -50,6 +59,15 @@ impl Client {
         self.0.watch(key).map(KeyWatch)
     }
 
+    /// Follows the holders of a semaphore and its waiters.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::Client::watch_semaphore`].
+    pub fn watch_semaphore(&self, key: impl AsRef<str>) -> Result<KeyWatch> {
+        self.0.watch_semaphore(key).map(KeyWatch)
+    }
+
     /// Recent events of a lock; see [`crate::Client::history`].
     ///
     /// # Errors
@@ -57,6 +75,15 @@ impl Client {
     /// As [`crate::Client::history`].
     pub fn history(&self, key: impl AsRef<str>) -> Result<Vec<HistoryEvent>> {
         wait(self.0.history(key))?
+    }
+
+    /// Recent events of a semaphore; see [`crate::Client::history_semaphore`].
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::Client::history_semaphore`].
+    pub fn history_semaphore(&self, key: impl AsRef<str>) -> Result<Vec<HistoryEvent>> {
+        wait(self.0.history_semaphore(key))?
     }
 
     /// Ends the hold that has this token; see [`crate::Client::evict`].
@@ -129,6 +156,26 @@ impl LockGuards {
         self.0.get(key).map(crate::Guard::fencing_token)
     }
 
+    /// Keys of the locks.
+    pub fn keys(&self) -> impl Iterator<Item = &Key> {
+        self.0.keys()
+    }
+
+    /// Time until the earliest local deadline of the holds.
+    pub fn remaining(&self) -> Duration {
+        self.0.remaining()
+    }
+
+    /// Waits at most `timeout` until the protected work must begin to stop; true if it must.
+    pub fn ending(&self, timeout: Duration) -> bool {
+        within(timeout, self.0.ending()).is_some()
+    }
+
+    /// Waits at most `timeout` until a waiter has asked for one of the locks; true if one has.
+    pub fn handoff_requested(&self, timeout: Duration) -> bool {
+        within(timeout, self.0.handoff_requested()).is_some()
+    }
+
     /// Waits for the loss of one of the locks, for at most `timeout`; `None` if all are still held then.
     pub fn lost(&self, timeout: Duration) -> Option<Lost> {
         within(timeout, self.0.lost())
@@ -150,6 +197,10 @@ impl LockGuards {
 pub struct KeyWatch(crate::KeyWatch);
 
 impl KeyWatch {
+    same_as! { "KeyWatch":
+        poll_every(time: Duration);
+    }
+
     /// Waits until the state of the key differs from the one returned last, for at most `timeout`; `None` if it does not
     /// differ then. Returns at once the first time.
     ///

@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 
-use crate::drive::before;
 use crate::process::PerProcess;
+use crate::race::before;
 use crate::{Error, ErrorKind, Result};
 
 /// Forwards builder methods to the inner request.
 macro_rules! same_as {
-    ($inner:ident: $($name:ident($($argument:ident: $type:ty),*);)*) => {
+    ($inner:literal: $($name:ident($($argument:ident: $type:ty),*);)*) => {
         $(
-            #[doc = concat!("See [`", stringify!($inner), "::", stringify!($name), "`](crate::", stringify!($inner), "::", stringify!($name), ").")]
+            #[doc = concat!("See [`", stringify!($name), "`](crate::", $inner, "::", stringify!($name), ").")]
             pub fn $name(self, $($argument: $type),*) -> Self {
                 Self(self.0.$name($($argument),*))
             }
@@ -21,6 +21,33 @@ macro_rules! same_as {
     };
 }
 pub(super) use same_as;
+
+/// Forwards methods that add a callback: to a builder, or to a value that is borrowed (`&`).
+macro_rules! same_callbacks_as {
+    ($inner:literal: $($name:ident($($argument:ty)?);)*) => {
+        $(
+            #[doc = concat!("See [`", stringify!($name), "`](crate::", $inner, "::", stringify!($name), ").")]
+            pub fn $name<R: CallbackOutput<How>, How>(
+                self,
+                f: impl Fn($($argument)?) -> R + Send + Sync + 'static,
+            ) -> Self {
+                Self(self.0.$name(f))
+            }
+        )*
+    };
+    (&$inner:literal: $($name:ident($($argument:ty)?);)*) => {
+        $(
+            #[doc = concat!("See [`", stringify!($name), "`](crate::", $inner, "::", stringify!($name), ").")]
+            pub fn $name<R: CallbackOutput<How>, How>(
+                &self,
+                f: impl Fn($($argument)?) -> R + Send + Sync + 'static,
+            ) {
+                self.0.$name(f);
+            }
+        )*
+    };
+}
+pub(super) use same_callbacks_as;
 
 /// Blocks this thread until `future` is ready. Its timers and tasks run on the background thread.
 pub(super) fn wait<F: Future>(future: F) -> Result<F::Output> {

@@ -5,14 +5,14 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use super::{Fault, Fixture, Op, always, cases};
+use super::{Fault, Fixture, Op, Outcome, cases};
 
 cases! {
-    a_dropped_acquire_leaves_nothing: "an acquire that is dropped after any number of polls leaves the lock free", always;
-    a_dropped_wait_leaves_nothing: "a waiting acquire that is dropped after any number of polls leaves the queue", always;
-    a_dropped_enqueue_leaves_nothing: "an enqueue, or its wait, that is dropped after any number of polls leaves neither a place nor a hold", always;
-    a_dropped_acquire_of_unknown_outcome_leaves_nothing: "an acquire that is dropped after the reply to its claim was lost leaves the lock free", always;
-    a_dropped_release_releases: "a release that is dropped after any number of polls still releases the lock", always;
+    a_dropped_acquire_leaves_nothing: "an acquire that is dropped after any number of polls leaves the lock free", [];
+    a_dropped_wait_leaves_nothing: "a waiting acquire that is dropped after any number of polls leaves the queue", [];
+    a_dropped_enqueue_leaves_nothing: "an enqueue, or its wait, that is dropped after any number of polls leaves neither a place nor a hold", [];
+    a_dropped_acquire_of_unknown_outcome_leaves_nothing: "an acquire that is dropped after the reply to its claim was lost leaves the lock free", [];
+    a_dropped_release_releases: "a release that is dropped after any number of polls still releases the lock", [];
 }
 
 type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -59,13 +59,13 @@ async fn a_dropped_wait_leaves_nothing(scene: Fixture) {
         if n % 2 == 0 {
             drop(acquire);
             scene.wait_until("an empty queue", |state| state.waiters.is_empty()).await;
-            guard.release().await.expect("released");
+            guard.release().await.succeeds("Guard::release");
         } else {
             // The grant races with the drop.
             let released = tokio::spawn(guard.release());
             tokio::task::yield_now().await;
             drop(acquire);
-            released.await.expect("no panic").expect("released");
+            released.await.expect("no panic").succeeds("Guard::release");
         }
         scene.wait_until_free().await;
     }
@@ -77,7 +77,7 @@ async fn a_dropped_enqueue_leaves_nothing(scene: Fixture) {
         let pending = poll_times(&mut enqueue, n).await;
         drop(enqueue);
         if let Some(pending) = pending {
-            let mut wait: Boxed<_> = Box::pin(pending.expect("enqueued").wait());
+            let mut wait: Boxed<_> = Box::pin(pending.succeeds("LockRequest::enqueue").wait());
             drop(poll_times(&mut wait, n % 7).await);
             drop(wait);
         }
@@ -95,7 +95,7 @@ async fn a_dropped_acquire_of_unknown_outcome_leaves_nothing(scene: Fixture) {
             scene.wait_until_free().await;
             // An operation that is still in flight must have released its grant by the time another client holds the
             // lock.
-            scene.acquire(&scene.two).await.release().await.expect("released");
+            scene.acquire(&scene.two).await.release().await.succeeds("Guard::release");
             scene.faults.heal();
         }
     }

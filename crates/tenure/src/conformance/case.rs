@@ -1,6 +1,7 @@
 //! A case of the suite: its form, its environment and the conditions under which it is skipped.
 
 use std::future::Future;
+use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
 use std::pin::Pin;
 use std::process::Command;
 use std::sync::Arc;
@@ -9,7 +10,9 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 
 use super::faults::Faults;
-use crate::store::{Capabilities, Claim, Identity, KeySpace, KeyState, Liveness, Mode, Store};
+use super::needs::Need;
+use super::outcome::Outcome as _;
+use crate::store::{Capabilities, Claim, Identity, KeySpace, KeyState, Mode, Store};
 use crate::{Client, Clock, FencingToken, Guard, Key, LockRequest};
 
 /// Access of the suite to a store.
@@ -31,7 +34,8 @@ pub trait Harness: Send + Sync + 'static {
         None
     }
 
-    /// The longest ttl that the store supports; [`Duration::MAX`] by default.
+    /// The longest ttl that the suite may request, if this test setup limits it further than
+    /// [`Store::max_ttl`]; [`Duration::MAX`] by default.
     fn longest_ttl(&self) -> Duration {
         Duration::MAX
     }
@@ -42,8 +46,7 @@ pub(super) struct Case {
     pub(super) name: &'static str,
     /// The requirement, in a sentence.
     pub(super) says: &'static str,
-    /// Reason for skipping the case on a store with these capabilities; `None` if the case applies.
-    pub(super) skip: fn(&Capabilities) -> Option<&'static str>,
+    pub(super) needs: &'static [Need],
     pub(super) run: fn(Fixture) -> Running,
 }
 
@@ -52,7 +55,8 @@ pub(super) type Running = Pin<Box<dyn Future<Output = CaseOutcome> + Send>>;
 /// Result of a case that did not panic.
 pub(super) enum CaseOutcome {
     Passed,
-    Skipped(&'static str),
+    /// The case found, while it ran, that this is missing.
+    Skipped(Need),
 }
 
 impl From<()> for CaseOutcome {
@@ -61,42 +65,20 @@ impl From<()> for CaseOutcome {
     }
 }
 
-/// Lists the cases of a file. A case is `name: "requirement", skip function;`, and `name` is also the case's function.
+/// Lists the cases of a file. A case is `name: "sentence", [needs];`, and `name` is also the case's function.
 macro_rules! cases {
-    ($($name:ident: $says:literal, $skip:expr;)*) => {
+    ($($name:ident: $says:literal, [$($need:ident),*];)*) => {
         pub(super) fn cases() -> Vec<super::case::Case> {
             vec![$(super::case::Case {
                 name: stringify!($name),
                 says: $says,
-                skip: $skip,
+                needs: &[$(super::needs::$need),*],
                 run: |scene| Box::pin(async move { $name(scene).await.into() }),
             }),*]
         }
     };
 }
 pub(super) use cases;
-
-/// Skips no store.
-pub(super) fn always(_: &Capabilities) -> Option<&'static str> {
-    None
-}
-
-pub(super) fn has_lease(can: &Capabilities) -> Option<&'static str> {
-    (can.liveness == Liveness::Session)
-        .then_some("holds have no lease, they end with their session")
-}
-
-pub(super) fn pushes(can: &Capabilities) -> Option<&'static str> {
-    (!can.push).then_some("the store cannot push")
-}
-
-pub(super) fn evicts(can: &Capabilities) -> Option<&'static str> {
-    (!can.evict).then_some("the store cannot break a hold")
-}
-
-pub(super) fn names(can: &Capabilities) -> Option<&'static str> {
-    (!can.identities).then_some("the store does not show the names of holders")
-}
 
 /// Environment of a case.
 pub(super) struct Fixture {
@@ -137,6 +119,12 @@ impl Fixture {
         self.can().min_ttl.max(Duration::from_millis(600))
     }
 
+    /// The ttl nearest to `wanted` that the store supports.
+    pub(super) fn ttl_of(&self, wanted: Duration) -> Duration {
+        let longest = self.two.store().max_ttl().unwrap_or(Duration::MAX);
+        self.ttl().max(wanted).min(longest).min(self.harness.longest_ttl())
+    }
+
     /// Upper bound for waits: longer than any hold that a case leaves behind.
     pub(super) fn max_wait(&self) -> Duration {
         self.ttl() * 3 + Duration::from_secs(20)
@@ -147,25 +135,23 @@ impl Fixture {
     }
 
     pub(super) async fn acquire(&self, client: &Client) -> Guard {
-        self.lock(client).acquire().await.expect("the lock can be acquired")
+        self.lock(client).acquire().await.succeeds("LockRequest::acquire")
     }
 
     pub(super) async fn state(&self) -> KeyState {
-        self.two
-            .store()
-            .inspect(&self.key(), KeySpace::Lock)
-            .await
-            .expect("the key can be inspected")
+        self.two.store().inspect(&self.key(), KeySpace::Lock).await.succeeds("Store::inspect")
     }
 
-    /// A claim, to call a store's methods directly.
-    pub(super) fn claim(&self, id: u128) -> Claim {
+    /// The `nth` claim of this case, to call a store's methods directly. Its id is unique over all cases and processes.
+    pub(super) fn claim(&self, nth: u64) -> Claim {
+        let case = BuildHasherDefault::<DefaultHasher>::default().hash_one(self.key().as_str());
+        let id = u128::from(case) << 64 | u128::from(nth);
         Claim {
             id,
             key: self.key(),
             mode: Mode::Exclusive,
             ttl: self.ttl(),
-            by: Arc::new(Identity { id: format!("claim {id}"), ..Identity::default() }),
+            by: Arc::new(Identity { id: format!("claim {nth}"), ..Identity::default() }),
             queue: false,
             fail_if_contended: false,
             fair: false,
@@ -173,14 +159,44 @@ impl Fixture {
         }
     }
 
+    /// As [`claim`](Self::claim), with a lease that does not end while the case runs.
+    pub(super) fn long_claim(&self, nth: u64) -> Claim {
+        Claim { ttl: self.ttl_of(Duration::from_secs(60)), ..self.claim(nth) }
+    }
+
     /// Waits until `condition` is true of the key's state.
     pub(super) async fn wait_until(&self, what: &str, condition: impl Fn(&KeyState) -> bool) {
+        self.wait_within(self.max_wait(), what, condition).await;
+    }
+
+    /// Waits until `condition` is true of the key's state, for at most `limit`.
+    pub(super) async fn wait_within(
+        &self,
+        limit: Duration,
+        what: &str,
+        condition: impl Fn(&KeyState) -> bool,
+    ) {
         let begun = Instant::now();
         let mut state = self.state().await;
         while !condition(&state) {
-            assert!(begun.elapsed() < self.max_wait(), "timed out waiting for {what}: {state:?}");
+            assert!(begun.elapsed() < limit, "timed out waiting for {what}: {state:?}");
             tokio::time::sleep(Duration::from_millis(1)).await;
             state = self.state().await;
+        }
+    }
+
+    /// A client on the store of `client`, with the counts of its requests.
+    pub(super) fn counted(&self, client: &Client) -> (Client, Faults) {
+        let (store, requests) = Faults::wrap(Arc::clone(client.store()), self.clock.clone());
+        (Client::with_store(Arc::new(store)), requests)
+    }
+
+    /// Waits until `condition` is true, which needs no request to the store.
+    pub(super) async fn wait_for(&self, what: &str, condition: impl Fn() -> bool) {
+        let (begun, limit) = (Instant::now(), self.max_wait());
+        while !condition() {
+            assert!(begun.elapsed() < limit, "timed out waiting for {what}");
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 

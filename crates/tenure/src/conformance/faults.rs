@@ -1,5 +1,6 @@
 //! Fault injection: a store whose requests fail on command, to test this library or your own code on a bad network.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
@@ -46,10 +47,19 @@ struct FaultPlan {
     down: bool,
     planned: Vec<(Op, Fault)>,
     lasting: Vec<(Op, Fault)>,
+    counts: HashMap<Op, RequestCounts>,
+}
+
+/// Requests of one kind.
+#[derive(Clone, Copy, Debug, Default)]
+struct RequestCounts {
+    sent: u64,
+    ended: u64,
 }
 
 /// A kind of request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Op {
     /// [`Store::claim`].
     Claim,
@@ -63,10 +73,13 @@ pub enum Op {
     Release,
     /// [`Store::inspect`], which has no time limit: [`Fault::Hang`] makes it hang for ever.
     Inspect,
+    /// [`Store::changed`], which has no time limit either.
+    Changed,
 }
 
 /// Fault of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Fault {
     /// The store executes the request, but the reply is lost: the caller does not know the outcome.
     LoseReply,
@@ -83,7 +96,8 @@ pub enum Fault {
 impl Faults {
     /// Wraps a store, and returns it with the control of its faults.
     pub fn wrap(inner: Arc<dyn Store>, clock: Clock) -> (FaultyStore, Self) {
-        let plan = FaultPlan { clock, down: false, planned: Vec::new(), lasting: Vec::new() };
+        let (planned, lasting, counts) = (Vec::new(), Vec::new(), HashMap::new());
+        let plan = FaultPlan { clock, down: false, planned, lasting, counts };
         let faults = Self(Arc::new(Mutex::new(plan)));
         (FaultyStore { inner, faults: faults.clone() }, faults)
     }
@@ -111,6 +125,27 @@ impl Faults {
         plan.lasting.clear();
     }
 
+    /// Number of requests of this kind so far, including those that failed. With [`ended`](Self::ended) a test waits for
+    /// a request instead of sleeping.
+    pub fn sent(&self, op: Op) -> u64 {
+        self.counts(op).sent
+    }
+
+    /// Number of requests of this kind that were answered or have failed. A request that its caller dropped is not
+    /// counted.
+    pub fn ended(&self, op: Op) -> u64 {
+        self.counts(op).ended
+    }
+
+    /// Number of faults of [`next`](Self::next) that no request has met yet.
+    pub fn unused(&self) -> usize {
+        self.plan().planned.len()
+    }
+
+    fn counts(&self, op: Op) -> RequestCounts {
+        self.plan().counts.get(&op).copied().unwrap_or_default()
+    }
+
     fn plan(&self) -> MutexGuard<'_, FaultPlan> {
         self.0.lock()
     }
@@ -118,6 +153,7 @@ impl Faults {
     /// Fault of a request that begins now; an error if the store is unavailable.
     fn take_fault(&self, op: Op) -> Result<Option<Fault>> {
         let mut plan = self.plan();
+        plan.counts.entry(op).or_default().sent += 1;
         if plan.down {
             return Err(Error::new(
                 ErrorKind::Unavailable,
@@ -132,9 +168,21 @@ impl Faults {
         })
     }
 
+    /// Makes a request with its fault, and counts it.
+    async fn apply<T>(
+        &self,
+        op: Op,
+        limit: Duration,
+        request: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let result = self.apply_fault(op, limit, request).await;
+        self.plan().counts.entry(op).or_default().ended += 1;
+        result
+    }
+
     /// Makes a request with its fault. The content of a lost reply is leaked, not dropped: dropping a grant would
     /// release it, but the store keeps a grant whose reply was lost.
-    async fn apply<T>(
+    async fn apply_fault<T>(
         &self,
         op: Op,
         limit: Duration,
@@ -196,12 +244,20 @@ impl Store for FaultyStore {
         })
     }
 
+    fn check_key(&self, key: &Key) -> Result<()> {
+        self.inner.check_key(key)
+    }
+
+    async fn withdraw(&self, claim: &Claim, limit: Duration) -> Result<()> {
+        self.inner.withdraw(claim, limit).await
+    }
+
     async fn resume(&self, key: &Key, handle: &Handle) -> Result<Box<dyn Hold>> {
         self.inner.resume(key, handle).await
     }
 
     async fn changed(&self, key: &Key, space: KeySpace, since: Version) -> Result<()> {
-        self.inner.changed(key, space, since).await
+        self.faults.apply(Op::Changed, Duration::MAX, self.inner.changed(key, space, since)).await
     }
 
     async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState> {

@@ -7,16 +7,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::{CaseOutcome, Fixture, always, cases};
+use super::needs::{GRANTS, WORKER};
+use super::outcome::grant;
+use super::{CaseOutcome, Fixture, Outcome, cases};
 use crate::store::{Liveness, Store};
 use crate::{Client, FencingToken};
 
 cases! {
-    processes_exclude_each_other: "of several contending processes, one holds the lock at a time, and tokens grow across all of them", always;
-    a_killed_process_is_freed: "when a process is killed while it holds the lock, the next waiter acquires it", always;
+    processes_exclude_each_other: "of several contending processes, one holds the lock at a time, and tokens grow across all of them", [WORKER];
+    grants_of_other_clients_are_counted: "Grant::grants counts the grants of all clients and processes", [GRANTS];
+    a_killed_process_is_freed: "when a process is killed while it holds the lock, the next waiter acquires it", [WORKER];
 }
-
-const NO_PROCESSES: &str = "the harness starts no processes";
 
 /// Environment variables that carry the task of a worker process.
 const TASK_VAR: &str = "TENURE_CONFORMANCE_TASK";
@@ -42,15 +43,22 @@ pub async fn work(store: Arc<dyn Store>) {
             let (file, rounds) =
                 (PathBuf::from(setting(FILE_VAR)), setting(ROUNDS_VAR).parse().expect("a number"));
             for _ in 0..rounds {
-                let guard = lock().acquire().await.expect("every process acquires the lock");
+                let guard = lock().acquire().await.succeeds("LockRequest::acquire");
                 let token = guard.fencing_token();
                 let ordered = client.store().capabilities().ordered_tokens;
                 Count::read(&file).expect("a count").up(token, ordered).write(&file);
-                guard.release().await.expect("what is held can be released");
+                guard.release().await.succeeds("Guard::release");
             }
         }
+        "pass" => lock()
+            .acquire()
+            .await
+            .succeeds("LockRequest::acquire")
+            .release()
+            .await
+            .succeeds("Guard::release"),
         "hold" => {
-            let guard = lock().acquire().await.expect("free");
+            let guard = lock().acquire().await.succeeds("LockRequest::acquire");
             panic!("the process was not killed: {}", guard.lost().await);
         }
         other => panic!("there is no task {other}"),
@@ -127,7 +135,7 @@ async fn processes_exclude_each_other(scene: Fixture) -> CaseOutcome {
     let mut workers = Vec::new();
     for _ in 0..processes {
         let Some(mut command) = scene.harness.worker() else {
-            return CaseOutcome::Skipped(NO_PROCESSES);
+            return CaseOutcome::Skipped(WORKER);
         };
         command.env(FILE_VAR, &file).env(ROUNDS_VAR, rounds.to_string());
         workers.push(WorkerProcess::start(&scene, command, "count"));
@@ -142,14 +150,44 @@ async fn processes_exclude_each_other(scene: Fixture) -> CaseOutcome {
     CaseOutcome::Passed
 }
 
+/// An election concludes from two consecutive numbers that no other leader came between two of its terms.
+async fn grants_of_other_clients_are_counted(scene: Fixture) -> CaseOutcome {
+    let store = scene.two.store();
+    let numbered = async |nth| {
+        let mut grant = grant(&**store, &scene.claim(nth)).await;
+        grant.hold.release(scene.limit()).await.succeeds("Hold::release");
+        grant.grants
+    };
+    let Some(first) = numbered(1).await else { return CaseOutcome::Skipped(GRANTS) };
+    let second = numbered(2).await.expect("every grant is counted, or none");
+    assert!(first < second, "Grant::grants: {first}, then {second}");
+    drop(scene.acquire(&scene.one).await);
+    scene.wait_until_free().await;
+    let third = numbered(3).await.expect("every grant is counted, or none");
+    assert!(
+        second + 1 < third,
+        "Grant::grants: {second}, then {third}, with another client's between"
+    );
+    if let Some(command) = scene.harness.worker() {
+        let status = WorkerProcess::start(&scene, command, "pass").ended().await;
+        assert!(status.success(), "a worker failed: {status}");
+        let last = numbered(4).await.expect("every grant is counted, or none");
+        assert!(
+            third + 1 < last,
+            "Grant::grants: {third}, then {last}, with another process's between"
+        );
+    }
+    CaseOutcome::Passed
+}
+
 async fn a_killed_process_is_freed(scene: Fixture) -> CaseOutcome {
-    let Some(command) = scene.harness.worker() else { return CaseOutcome::Skipped(NO_PROCESSES) };
+    let Some(command) = scene.harness.worker() else { return CaseOutcome::Skipped(WORKER) };
     let mut worker = WorkerProcess::start(&scene, command, "hold");
     scene.wait_until("the worker's hold", |state| state.holders.len() == 1).await;
-    let pending = scene.lock(&scene.two).enqueue().await.expect("enqueued");
+    let pending = scene.lock(&scene.two).enqueue().await.succeeds("LockRequest::enqueue");
     let began = scene.clock.now();
     worker.kill();
-    drop(pending.wait().await.expect("a killed process no longer holds it"));
+    drop(pending.wait().await.succeeds("Pending::wait"));
     let took = scene.clock.now().since(began);
     let bound = match scene.can().liveness {
         Liveness::Session | Liveness::Both => Duration::from_secs(2),

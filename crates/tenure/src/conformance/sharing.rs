@@ -1,54 +1,41 @@
 //! Shared locks and semaphores.
 
-use super::{Fixture, cases};
-use crate::store::{Capabilities, QueueKind};
+use super::{Fixture, Outcome, cases};
 use crate::{Client, ErrorKind, LockRequest};
 
 cases! {
-    readers_share_and_writers_do_not: "several readers hold a lock at once; a writer holds it alone", can_share;
-    readers_do_not_starve_a_writer: "a reader that arrives after a waiting writer waits behind it", can_share_fairly;
-    a_semaphore_has_its_slots: "a semaphore has as many holders as slots, and the next client waits", has_slots;
-    a_semaphore_has_one_size: "a claim with another number of slots is refused while the semaphore is in use", has_slots;
-    a_semaphore_is_no_lock: "a semaphore and a lock with the same key are independent", has_slots;
-    zero_slots_are_refused: "a semaphore without slots is refused", has_slots;
-}
-
-fn can_share(can: &Capabilities) -> Option<&'static str> {
-    (!can.shared).then_some("the store has no shared locks")
-}
-
-fn can_share_fairly(can: &Capabilities) -> Option<&'static str> {
-    can_share(can).or((can.queue != QueueKind::Fifo).then_some("the store has no FIFO queue"))
-}
-
-fn has_slots(can: &Capabilities) -> Option<&'static str> {
-    (!can.semaphore).then_some("the store has no semaphores")
+    readers_share_and_writers_do_not: "several readers hold a lock at once; a writer holds it alone", [SHARED];
+    readers_do_not_starve_a_writer: "a reader that arrives after a waiting writer waits behind it", [SHARED, FIFO];
+    a_semaphore_has_its_slots: "a semaphore has as many holders as slots, and the next client waits", [SEMAPHORE];
+    a_semaphore_has_one_size: "a claim with another number of slots is refused while the semaphore is in use", [SEMAPHORE];
+    a_semaphore_is_no_lock: "a semaphore and a lock with the same key are independent", [SEMAPHORE];
+    zero_slots_are_refused: "a semaphore without slots is refused", [SEMAPHORE];
 }
 
 async fn readers_share_and_writers_do_not(scene: Fixture) {
-    let one = scene.lock(&scene.one).shared().acquire().await.expect("free");
-    let two = scene.lock(&scene.two).shared().acquire().await.expect("shared");
+    let one = scene.lock(&scene.one).shared().acquire().await.succeeds("LockRequest::acquire");
+    let two = scene.lock(&scene.two).shared().acquire().await.succeeds("LockRequest::acquire");
     let write = || scene.lock(&scene.two).try_acquire();
-    assert_eq!(write().await.expect_err("readers are in").kind(), ErrorKind::Held);
-    one.release().await.expect("released");
-    assert_eq!(write().await.expect_err("a reader is in").kind(), ErrorKind::Held);
-    two.release().await.expect("released");
-    let writer = write().await.expect("free");
+    write().await.fails(ErrorKind::Held, "LockRequest::try_acquire while two readers hold");
+    one.release().await.succeeds("Guard::release");
+    write().await.fails(ErrorKind::Held, "LockRequest::try_acquire while a reader holds");
+    two.release().await.succeeds("Guard::release");
+    let writer = write().await.succeeds("LockRequest::try_acquire");
     let read = scene.lock(&scene.one).shared().try_acquire();
-    assert_eq!(read.await.expect_err("a writer is in").kind(), ErrorKind::Held);
-    writer.release().await.expect("released");
+    read.await.fails(ErrorKind::Held, "a shared LockRequest::try_acquire while a writer holds");
+    writer.release().await.succeeds("Guard::release");
 }
 
 async fn readers_do_not_starve_a_writer(scene: Fixture) {
-    let reader = scene.lock(&scene.one).shared().acquire().await.expect("free");
-    let writer = scene.lock(&scene.two).enqueue().await.expect("enqueued");
-    let late = scene.lock(&scene.one).shared().enqueue().await.expect("enqueued");
+    let reader = scene.lock(&scene.one).shared().acquire().await.succeeds("LockRequest::acquire");
+    let writer = scene.lock(&scene.two).enqueue().await.succeeds("LockRequest::enqueue");
+    let late = scene.lock(&scene.one).shared().enqueue().await.succeeds("LockRequest::enqueue");
     scene.wait_until("two waiters", |state| state.waiters.len() == 2).await;
-    reader.release().await.expect("released");
-    let writer = writer.wait().await.expect("the writer is next");
+    reader.release().await.succeeds("Guard::release");
+    let writer = writer.wait().await.succeeds("Pending::wait");
     assert_eq!(scene.state().await.holders.len(), 1);
-    writer.release().await.expect("released");
-    late.wait().await.expect("then the reader").release().await.expect("released");
+    writer.release().await.succeeds("Guard::release");
+    late.wait().await.succeeds("Pending::wait").release().await.succeeds("Guard::release");
 }
 
 fn slots(scene: &Fixture, client: &Client, slots: u32) -> LockRequest {
@@ -59,36 +46,39 @@ async fn a_semaphore_has_its_slots(scene: Fixture) {
     let mut held = Vec::new();
     for slot in 0..3 {
         let client = if slot % 2 == 0 { &scene.one } else { &scene.two };
-        held.push(slots(&scene, client, 3).try_acquire().await.expect("a slot is free"));
+        held.push(
+            slots(&scene, client, 3).try_acquire().await.succeeds("LockRequest::try_acquire"),
+        );
     }
-    let full = slots(&scene, &scene.two, 3).try_acquire().await.expect_err("no slot is free");
-    assert_eq!(full.kind(), ErrorKind::Held, "{full}");
-    let pending = slots(&scene, &scene.two, 3).enqueue().await.expect("enqueued");
-    held.remove(1).release().await.expect("released");
-    let next = pending.wait().await.expect("a slot came free");
+    let full = slots(&scene, &scene.two, 3).try_acquire().await;
+    full.fails(ErrorKind::Held, "LockRequest::try_acquire without a free slot");
+    let pending = slots(&scene, &scene.two, 3).enqueue().await.succeeds("LockRequest::enqueue");
+    held.remove(1).release().await.succeeds("Guard::release");
+    let next = pending.wait().await.succeeds("Pending::wait");
     let newest = held.iter().map(crate::Guard::fencing_token).max().expect("two are held");
     scene.check_order(newest, next.fencing_token());
-    let full = slots(&scene, &scene.one, 3).try_acquire().await.expect_err("full again");
-    assert_eq!(full.kind(), ErrorKind::Held, "{full}");
+    let full = slots(&scene, &scene.one, 3).try_acquire().await;
+    full.fails(ErrorKind::Held, "LockRequest::try_acquire without a free slot");
 }
 
 async fn a_semaphore_has_one_size(scene: Fixture) {
-    let held = slots(&scene, &scene.one, 2).acquire().await.expect("free");
-    let other = slots(&scene, &scene.two, 3).acquire().await.expect_err("another size");
-    assert_eq!(other.kind(), ErrorKind::Invalid, "{other}");
-    held.release().await.expect("released");
+    let held = slots(&scene, &scene.one, 2).acquire().await.succeeds("LockRequest::acquire");
+    let other = slots(&scene, &scene.two, 3).acquire().await;
+    other.fails(ErrorKind::Invalid, "LockRequest::acquire with another number of slots");
+    held.release().await.succeeds("Guard::release");
     let resized = slots(&scene, &scene.two, 3).acquire().await;
-    drop(resized.expect("the old size is no longer in use"));
+    drop(resized.succeeds("LockRequest::acquire of an unused semaphore"));
 }
 
 async fn a_semaphore_is_no_lock(scene: Fixture) {
     let lock = scene.acquire(&scene.one).await;
-    let slot = slots(&scene, &scene.two, 1).try_acquire().await.expect("independent of the lock");
-    lock.release().await.expect("released");
-    slot.release().await.expect("released");
+    let slot =
+        slots(&scene, &scene.two, 1).try_acquire().await.succeeds("LockRequest::try_acquire");
+    lock.release().await.succeeds("Guard::release");
+    slot.release().await.succeeds("Guard::release");
 }
 
 async fn zero_slots_are_refused(scene: Fixture) {
-    let error = slots(&scene, &scene.one, 0).acquire().await.expect_err("no slots");
-    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    let acquired = slots(&scene, &scene.one, 0).acquire().await;
+    acquired.fails(ErrorKind::Invalid, "LockRequest::acquire without slots");
 }

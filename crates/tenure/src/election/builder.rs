@@ -68,6 +68,7 @@ pub struct ElectionRequest {
     id: Option<String>,
     note: Option<String>,
     signal: Option<ShutdownSignal>,
+    fail_fast: bool,
     callbacks: ElectionCallbacks,
     on_outage: OutageCallbacks,
 }
@@ -104,6 +105,7 @@ impl ElectionRequest {
             id: None,
             note: None,
             signal: None,
+            fail_fast: false,
             callbacks: ElectionCallbacks::default(),
             on_outage: OutageCallbacks::default(),
         }
@@ -172,6 +174,14 @@ impl ElectionRequest {
     /// Text that is shown beside the leader's name.
     pub fn note(mut self, note: impl Into<String>) -> Self {
         self.note = Some(note.into());
+        self
+    }
+
+    /// Stops the election at once if the store denies access after it has worked before, as
+    /// [`LockRequest::fail_fast`](crate::LockRequest::fail_fast) does. Without this setting such a denial is an outage,
+    /// and the election goes on when the store grants access again.
+    pub fn fail_fast(mut self) -> Self {
+        self.fail_fast = true;
         self
     }
 
@@ -266,7 +276,10 @@ impl ElectionRequest {
         let key = self.key.map_err(|error| Error::from(error).at(&self.store))?;
         let invalid =
             |message: String| Error::new(ErrorKind::Invalid, message).on(&key).at(&self.store);
-        let (ttl, health_interval) = intervals(self.ttl, self.health_interval).map_err(invalid)?;
+        let min_ttl = self.store.capabilities().min_ttl;
+        let (ttl, health_interval) =
+            intervals(self.ttl, self.health_interval, min_ttl).map_err(invalid)?;
+        self.store.check_key(&key).map_err(|error| error.on(&key).at(&self.store))?;
         if self.config.reconnect_grace == Some(Duration::ZERO) {
             return Err(invalid(
                 "a reconnect grace of 0 s has no effect: give it time, or leave it out".into(),
@@ -286,6 +299,7 @@ impl ElectionRequest {
             id: self.id,
             note: self.note,
             polls,
+            fail_fast: self.fail_fast,
         };
         claims.check()?;
         let config = ElectionConfig { health_interval, ..self.config };
@@ -321,10 +335,11 @@ impl fmt::Debug for ElectionRequest {
     }
 }
 
-/// Ttl and health interval, each derived from the other if only one is given.
+/// Ttl and health interval, each derived from the other if only one is given. A derived ttl is at least `min_ttl`.
 fn intervals(
     ttl: Option<Duration>,
     health: Option<Duration>,
+    min_ttl: Duration,
 ) -> Result<(Duration, Duration), String> {
     if health == Some(Duration::ZERO) {
         return Err("a health interval of 0 s would renew without a pause: give it time".to_owned());
@@ -343,7 +358,7 @@ fn intervals(
         (Some(ttl), None) => Ok((ttl, ttl / DEFAULT_RENEWALS_PER_TTL)),
         (None, health) => {
             let health = health.unwrap_or(DEFAULT_HEALTH_INTERVAL);
-            Ok((health.saturating_mul(DEFAULT_RENEWALS_PER_TTL), health))
+            Ok((health.saturating_mul(DEFAULT_RENEWALS_PER_TTL).max(min_ttl), health))
         }
     }
 }
@@ -369,22 +384,26 @@ mod tests {
 
     #[test]
     fn ttl_and_health_interval_follow_from_each_other() {
-        assert_eq!(intervals(None, None), Ok((secs(15), secs(5))));
-        assert_eq!(intervals(None, Some(secs(2))), Ok((secs(6), secs(2))));
-        assert_eq!(intervals(Some(secs(6)), None), Ok((secs(6), secs(2))));
-        assert_eq!(intervals(Some(secs(60)), Some(secs(30))), Ok((secs(60), secs(30))));
+        assert_eq!(intervals(None, None, secs(1)), Ok((secs(15), secs(5))));
+        assert_eq!(intervals(None, Some(secs(2)), secs(1)), Ok((secs(6), secs(2))));
+        let quick = Duration::from_millis(250);
+        assert_eq!(intervals(None, Some(quick), secs(1)), Ok((secs(1), quick)), "at the minimum");
+        assert_eq!(intervals(Some(secs(6)), None, secs(1)), Ok((secs(6), secs(2))));
+        assert_eq!(intervals(Some(secs(60)), Some(secs(30)), secs(1)), Ok((secs(60), secs(30))));
     }
 
     #[test]
     fn conflicting_election_intervals_are_named_in_the_error() {
-        let error = intervals(Some(secs(9)), Some(secs(5))).unwrap_err();
+        let error = intervals(Some(secs(9)), Some(secs(5)), secs(1)).unwrap_err();
         for part in ["5s", "9s", "4.5s", "10s"] {
             assert!(error.contains(part), "{part} in {error}");
         }
         assert!(
-            intervals(None, Some(Duration::ZERO)).unwrap_err().contains("health interval of 0")
+            intervals(None, Some(Duration::ZERO), secs(1))
+                .unwrap_err()
+                .contains("health interval of 0")
         );
-        assert!(intervals(Some(Duration::ZERO), None).unwrap_err().contains("ttl of 0"));
+        assert!(intervals(Some(Duration::ZERO), None, secs(1)).unwrap_err().contains("ttl of 0"));
     }
 
     #[test]

@@ -28,6 +28,8 @@ pub(super) struct Claims {
     pub(super) note: Option<String>,
     /// Tries once per claim and leaves the delays to the state machine, instead of waiting at the store.
     pub(super) polls: bool,
+    /// Treats a denial by a store that worked before as permanent.
+    pub(super) fail_fast: bool,
     /// Outages of the store, over all claims.
     pub(super) outage: OutageMonitor,
 }
@@ -56,7 +58,10 @@ impl Claims {
             .keep_alive_factor(*factor)
             .class("election")
             .monitored_by(self.outage.clone())
-            .fail_fast();
+            .fail_on_error();
+        if self.fail_fast {
+            request = request.fail_fast();
+        }
         if let Some(id) = id {
             request = request.id(id);
         }
@@ -84,15 +89,18 @@ impl Claims {
         renewals: mpsc::Sender<Arc<Error>>,
     ) -> ClaimFuture {
         let request = self.reporting(renewals);
-        let (store, key) = (Arc::clone(&self.store), self.key.clone());
+        let (store, key, fail_fast) = (Arc::clone(&self.store), self.key.clone(), self.fail_fast);
         Box::pin(async move {
-            match request
-                .try_acquire()
-                .await
-                .map_or_else(ClaimOutcome::refused, ClaimOutcome::Granted)
-            {
-                ClaimOutcome::Contended => explain_contention(lost, &store, &key).await,
-                other => other,
+            let claimed = request.try_acquire().await;
+            let claimed = claimed.map_or_else(ClaimOutcome::refused, ClaimOutcome::Granted);
+            match claimed {
+                ClaimOutcome::Contended => match explain_contention(lost, &store, &key).await {
+                    ClaimOutcome::Failed(error) if fail_fast => {
+                        ClaimOutcome::Failed(error.into_permanent())
+                    }
+                    explained => explained,
+                },
+                claimed => claimed,
             }
         })
     }

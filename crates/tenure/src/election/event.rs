@@ -40,6 +40,7 @@ pub enum Event {
 
 /// A failed claim: another participant leads, or the grant arrived past its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct AcquireFailed {
     /// Number of failures in a row, including this one.
     pub attempt: u32,
@@ -49,6 +50,7 @@ pub struct AcquireFailed {
 
 /// A change of state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct StateChange {
     /// State before the change.
     pub from: ElectionState,

@@ -7,8 +7,8 @@ use std::time::Duration;
 use tenure_core::election::Term;
 use tokio::sync::watch;
 
-use crate::drive::{Either, race};
 use crate::guard::{Guard, Lost, View};
+use crate::race::{Either, race};
 use crate::{Error, ErrorKind, FencingToken, Key, Loss, Result};
 
 /// View of the hold by which an [`Election`](super::Election) leads. Cloning is cheap. Keeping a clone does not keep
@@ -26,6 +26,7 @@ pub struct Leadership {
 
 /// Reason for the end of a [`Leadership`].
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Ended {
     /// The election released the hold: a step-down, or a shutdown.
     Released,

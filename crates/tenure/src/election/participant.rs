@@ -15,8 +15,8 @@ use super::claims::Claims;
 use super::event::because;
 use super::task::{ElectionCall, ElectionTask, ShutdownSignal, Status};
 use super::{ElectionState, Event, Events, Leadership, StopReason};
-use crate::drive::before;
 use crate::mutex::Mutex;
+use crate::race::before;
 use crate::{Clock, Error, ErrorKind, Result, identity};
 
 /// A participant of an election. Dropping it shuts it down in the background and releases its hold.

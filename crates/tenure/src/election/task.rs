@@ -24,8 +24,9 @@ use super::callbacks::EventDispatcher;
 use super::claims::{ClaimFuture, ClaimOutcome, Claims};
 use super::event::{because, cause_of, error_of, failure, loss_of};
 use super::{AcquireFailed, Ended, Event, Leadership, StateChange, StopReason};
-use crate::drive::{Drive, Either, race};
+use crate::drive::Drive;
 use crate::guard::{Guard, Lost, View};
+use crate::race::{Either, race};
 use crate::telemetry::{self, Labels};
 use crate::{Error, ErrorKind, Loss, Result};
 

@@ -52,7 +52,8 @@
 //! }
 //!
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else { return Ok(()) };
+//! # let service = include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/services/example.rs"));
+//! # let Some(url) = service("TENURE_TEST_POSTGRES") else { return Ok(()) };
 //! # let (db, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await?;
 //! # tokio::spawn(connection);
 //! # db.batch_execute("SET search_path = pg_temp").await?;

@@ -10,7 +10,8 @@ use tenure_core::{Machine as _, Time};
 use tokio::sync::{oneshot, watch};
 
 use super::view::{HoldContext, KeeperState, View};
-use crate::drive::{Drive, Either, race};
+use crate::drive::Drive;
+use crate::race::{Either, race};
 use crate::store::{Handle, Handoff, Hold, HoldEvent, Loss, Renewed, unsupported};
 use crate::telemetry::{self, Labels};
 use crate::{Error, ErrorKind, Result};
@@ -31,7 +32,7 @@ impl Keep {
     ) -> (View, oneshot::Sender<KeeperRequest>, Self) {
         let look_every = match about.store.capabilities().handoff {
             Handoff::Polled { every } => Some(every),
-            Handoff::None | Handoff::Pushed => None,
+            Handoff::None | Handoff::Pushed | Handoff::OnRenewal => None,
         };
         let keeper = Keeper::new(about.lease, granted, look_every, about.clock.now());
         let (deadline, at_deadline) = (keeper.deadline(), keeper.loss_at_deadline());

@@ -11,7 +11,7 @@ use tenure_core::lease::Lease;
 use tenure_core::{FencingToken, Key, Time};
 use tokio::sync::watch;
 
-use crate::drive::before;
+use crate::race::before;
 #[cfg(unix)]
 use crate::store::KeepOpen;
 use crate::store::Store;

@@ -60,10 +60,8 @@ impl<T> Batcher<T> {
 
 /// Copies an error for each of `count` callers.
 pub(super) fn repeat_error(error: Error, count: usize) -> impl Iterator<Item = Error> {
-    let kind = error.kind();
     let cause = Arc::new(error);
-    (0..count)
-        .map(move |_| Error::new(kind, "the batched request failed").because(Arc::clone(&cause)))
+    (0..count).map(move |_| Error::copy_of(&cause, "the batched request failed"))
 }
 
 #[cfg(test)]

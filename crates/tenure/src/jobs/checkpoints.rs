@@ -1,5 +1,8 @@
 //! Checkpoints: each chunk of a matrix is synchronised by one worker at a time.
 
+pub(super) mod detached;
+mod statements;
+
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -9,17 +12,21 @@ use async_trait::async_trait;
 use tenure_core::jobs::RenewalOutcome;
 use tenure_core::keeper::Loss;
 use tenure_core::{FencingToken, Time};
-use tokio_postgres::Row;
 use tokio_postgres::types::Type;
+use tokio_postgres::{GenericClient, Row};
 
 use super::db::{JobDb, invalid};
 use super::detached::run_detached;
 use super::heart::{self, Holds, Look, RowName, Rows, Ticket};
 use super::job::time;
 use super::options::{Options, REQUEST_TIMEOUT};
-use super::schema;
+use super::sql::{RAISED_TOKEN, micros as sql_micros};
 use crate::store::pg::clock::{Reading, micros};
-use crate::store::pg::connect::Parameter;
+use crate::store::pg::connect::{Parameter, PgConnection};
+use crate::store::pg::failure::{self, RequestStage};
+use crate::store::pg::job_columns::CHECKPOINTS;
+use crate::store::pg::pool::PooledConnection;
+use crate::store::pg::probe::HeldQuestion;
 use crate::store::pg::renewer::{RenewalStatement, outcomes};
 use crate::store::pg::table::Table;
 use crate::{Clock, Error, ErrorKind, Result};
@@ -33,7 +40,8 @@ const MAX_NAME: usize = 1_000;
 /// use tenure::jobs::{CheckpointClaim, Checkpoints, Schema};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
-/// # let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else { return Ok(()) };
+/// # let service = include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/services/example.rs"));
+/// # let Some(url) = service("TENURE_TEST_POSTGRES") else { return Ok(()) };
 /// # let table = format!("doc_chunks_{}", std::process::id());
 /// # let table = table.as_str();
 /// Schema::of_checkpoints(table)?.apply(&url).await?;
@@ -106,9 +114,11 @@ impl Checkpoints {
     /// Dropping the future leaves nothing behind.
     pub async fn connect_with(url: &str, table: &str, options: Options) -> Result<Self> {
         static TABLES: AtomicU64 = AtomicU64::new(0);
-        let mut db = JobDb::new(url, table, options, || Box::new(schema::checkpoint_columns()))?;
+        let mut db = JobDb::new(url, table, options, CHECKPOINTS)?;
         db.worker = format!("{}:c{}", db.worker, TABLES.fetch_add(1, Ordering::Relaxed));
-        let kind = db.shape().await?.get("matrix_id").map_or("text", String::as_str);
+        let shape = db.shape().await?.clone();
+        db.fit_worker(&shape);
+        let kind = shape.get("matrix_id").map_or("text", |column| &column.kind);
         let sql = CheckpointStatements::new(&db.table, kind);
         let holds = Holds::new(db.lease, db.clock.clone());
         let shared = Arc::new(CheckpointShared { db, holds: Arc::clone(&holds), sql });
@@ -182,7 +192,24 @@ impl CheckpointShared {
             (&insert, Type::BOOL),
         ];
         let by = self.db.clock.now() + self.db.lease.request_limit().min(REQUEST_TIMEOUT);
-        let (rows, reading) = self.db.grant(&self.sql.claim, &parameters, by).await?;
+        let (mut connection, rows, reading) =
+            self.db.grant(&self.sql.claim, &parameters, by).await?;
+        if let Some(row) = rows.first().filter(|row| row.get("granted")) {
+            let number = row.get("lease_token");
+            let counts = if number == i64::MAX {
+                let message =
+                    "the lease_token of the chunk is the largest number, and cannot grow: lower it";
+                Err(Error::new(ErrorKind::Misconfigured, message))
+            } else {
+                self.confirm(&mut connection, matrix, chunk, by).await
+            };
+            if let Err(error) = counts {
+                let (id, part) = (matrix.to_owned(), chunk.to_owned());
+                self.withdraw(&mut connection, RowName { id, part, number }).await;
+                return Err(error);
+            }
+        }
+        drop(connection);
         Ok(match rows.first() {
             None => CheckpointClaim::Unknown,
             Some(row) if row.get("granted") => match self.guard(row, reading, matrix, chunk) {
@@ -199,6 +226,28 @@ impl CheckpointShared {
                 until: time(row.get("locked_until")),
             },
         })
+    }
+
+    /// Fails if a granted chunk does not count.
+    async fn confirm(
+        &self,
+        connection: &mut PooledConnection<'_>,
+        matrix: &str,
+        chunk: &str,
+        by: Time,
+    ) -> Result<()> {
+        let (matrices, chunks) = (vec![matrix], vec![chunk]);
+        let parameters: [Parameter<'_>; 3] = [
+            (&matrices, Type::TEXT_ARRAY),
+            (&chunks, Type::TEXT_ARRAY),
+            (&self.db.worker, Type::TEXT),
+        ];
+        let question = HeldQuestion { sql: &self.sql.held, parameters: &parameters };
+        if connection.listed().is_some() && self.holds.holds(matrix, chunk) {
+            let message = "this process still holds the chunk, by a claim at an older primary";
+            return Err(Error::new(ErrorKind::Unavailable, message));
+        }
+        self.db.confirm(connection, question, by).await?.1.map_or(Ok(()), Err)
     }
 
     /// Makes the guard of a claimed chunk; its name if the deadline of its lease has passed already.
@@ -269,7 +318,7 @@ impl CheckpointGuard {
 
     /// Time until the deadline of the lease; zero once the chunk is lost. A local clock check: no I/O.
     pub fn remaining(&self) -> Duration {
-        let Look { deadline, lost } = *self.look.borrow();
+        let Look { deadline, lost, .. } = *self.look.borrow();
         if lost.is_some() { Duration::ZERO } else { deadline.since(self.clock.now()) }
     }
 
@@ -316,6 +365,42 @@ impl CheckpointGuard {
         self.end(Some(row_count)).await
     }
 
+    /// Completes the chunk in the caller's transaction: it is marked as synchronised together with its rows, or not at
+    /// all. After the commit drop the guard, which then changes nothing. After a rollback the chunk is still held.
+    ///
+    /// While the transaction is open, no heartbeat can renew the lease: it must commit before
+    /// [`remaining`](Self::remaining) is over.
+    ///
+    /// # Errors
+    ///
+    /// `Lost` if this worker no longer holds the chunk: roll back. `NotHeld` in a forked copy of the process.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the completion in the transaction or not: roll back.
+    pub async fn complete_in(
+        &self,
+        transaction: &impl GenericClient,
+        row_count: i64,
+    ) -> Result<()> {
+        let CheckpointShared { db, sql, .. } = &*self.table;
+        db.check_process()?;
+        let RowName { id, part, number } = &self.name;
+        let parameters: [Parameter<'_>; 6] = [
+            (id, Type::TEXT),
+            (part, Type::TEXT),
+            (number, Type::INT8),
+            (&db.worker, Type::TEXT),
+            (&true, Type::BOOL),
+            (&row_count, Type::INT8),
+        ];
+        match transaction.query_typed(&sql.end_in, &parameters).await {
+            Ok(rows) if rows.is_empty() => Err(self.lost_error().at(db)),
+            Ok(_) => Ok(()),
+            Err(error) => Err(failure::explain(error, RequestStage::Asking).at(db)),
+        }
+    }
+
     /// Releases the chunk unchanged.
     ///
     /// # Errors
@@ -350,6 +435,23 @@ impl CheckpointGuard {
 }
 
 impl CheckpointShared {
+    /// Withdraws a grant that does not count, at the server that made it.
+    async fn withdraw(&self, connection: &mut PgConnection, name: RowName) {
+        let parameters: [Parameter<'_>; 6] = [
+            (&name.id, Type::TEXT),
+            (&name.part, Type::TEXT),
+            (&name.number, Type::INT8),
+            (&self.db.worker, Type::TEXT),
+            (&false, Type::BOOL),
+            (&0_i64, Type::INT8),
+        ];
+        // If this fails, the chunk is free when its lease ends.
+        if let Err(error) = connection.query(&self.sql.end, &parameters, self.db.by()).await {
+            let RowName { id, part, .. } = &name;
+            tracing::warn!(name: "tenure.withdraw_failed", id, part, store = %self.db, %error);
+        }
+    }
+
     async fn end(&self, name: &RowName, row_count: Option<i64>) -> Result<bool> {
         let done = row_count.is_some();
         let rows = row_count.unwrap_or_default();
@@ -382,8 +484,11 @@ impl RenewalStatement for CheckpointShared {
             (&self.db.worker, Type::TEXT),
             (&ttl, Type::INT8),
         ];
-        let (rows, reading) = self.db.ask(&self.sql.heartbeat, &parameters, by).await?;
-        Ok((reading, outcomes(names.len(), &rows)))
+        let held: [Parameter<'_>; 3] =
+            [(&ids, Type::TEXT_ARRAY), (&parts, Type::TEXT_ARRAY), (&self.db.worker, Type::TEXT)];
+        let held = HeldQuestion { sql: &self.sql.held, parameters: &held };
+        let read = |rows: &[Row]| outcomes(names.len(), rows);
+        self.db.renew(&self.sql.heartbeat, &parameters, held, read, by).await
     }
 }
 
@@ -406,7 +511,13 @@ impl Drop for CheckpointShared {
 struct CheckpointStatements {
     claim: String,
     heartbeat: String,
+    /// Finds chunks of the request that another worker holds, as a question to another primary.
+    held: String,
     end: String,
+    /// For a transaction of the caller, which decides itself how durable its commit is.
+    end_in: String,
+    save: String,
+    list: String,
 }
 
 impl CheckpointStatements {
@@ -417,13 +528,12 @@ impl CheckpointStatements {
         let table = table.quoted();
         let lease = "clock_timestamp() + $4::int8 * interval '1 microsecond'";
         let this = format!("t.matrix_id = $1::text::{id} AND t.chunk_hash = $2");
-        let micros = |column: &str| format!("(extract(epoch FROM {column}) * 1000000)::int8");
-        let (synced, until) = (micros("last_synced_at"), micros("locked_until"));
+        let (synced, until) = (sql_micros("last_synced_at"), sql_micros("locked_until"));
         let granted =
             format!("lease_token, last_synced_at, row_count::int8 AS row_count, {DURABLE}");
         let claim = format!(
             "WITH taken AS ( \
-                 UPDATE {table} AS t SET locked_until = {lease}, locked_by = $3, lease_token = t.lease_token + 1 \
+                 UPDATE {table} AS t SET locked_until = {lease}, locked_by = $3, lease_token = {RAISED_TOKEN} \
                  WHERE {this} AND (t.locked_until IS NULL OR t.locked_until <= clock_timestamp()) \
                  RETURNING {granted} \
              ), made AS ( \
@@ -434,7 +544,7 @@ impl CheckpointStatements {
                  RETURNING {granted} \
              ), won AS (SELECT * FROM taken UNION ALL SELECT * FROM made) \
              SELECT {NOW} AS now, true AS granted, lease_token, {EPOCH} AS epoch, {synced} AS last_synced_at, row_count, \
-                 NULL::text AS locked_by, NULL::int8 AS locked_until FROM won \
+                 NULL::text AS locked_by, NULL::int8 AS locked_until FROM won AS t \
              UNION ALL \
              SELECT {NOW}, false, 0, 0, NULL::int8, NULL::int8, locked_by, {until} FROM {table} AS t \
              WHERE {this} AND NOT EXISTS (SELECT FROM won)"
@@ -466,7 +576,13 @@ impl CheckpointStatements {
                  row_count = CASE WHEN $5 THEN $6::int8 ELSE t.row_count END \
              WHERE {this} AND t.lease_token = $3 AND t.locked_by = $4 RETURNING {NOW} AS now"
         );
-        Self { claim, heartbeat, end: durable(&end) }
+        let held = format!(
+            "SELECT a.nth FROM unnest($1::text[]::{id}[], $2::text[]) WITH ORDINALITY AS a (matrix, chunk, nth) \
+             JOIN {table} AS t ON t.matrix_id = a.matrix AND t.chunk_hash = a.chunk \
+             WHERE t.locked_until > clock_timestamp() AND t.locked_by IS DISTINCT FROM $3"
+        );
+        let (save, list) = (statements::save(&table, id), statements::list(&table, id));
+        Self { claim, heartbeat, held, end: durable(&end), end_in: end, save, list }
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use tenure_core::Time;
+use tenure_core::jobs::RenewalOutcome;
 use tenure_core::lease::{Lease, LeaseTerms};
 use tokio_postgres::Row;
-use tokio_postgres::config::Host;
 use tokio_postgres::types::Type;
 
 use super::options::{
@@ -16,20 +16,32 @@ use super::options::{
 };
 use crate::store::pg::access::TableAccess;
 use crate::store::pg::clock::{DbClock, NOW, Reading};
-use crate::store::pg::connect::Parameter;
+use crate::store::pg::connect::{Parameter, PlanRefusals};
 use crate::store::pg::failure;
 use crate::store::pg::incarnation::{self, FoundIncarnation, Incarnation};
+use crate::store::pg::job_columns::{RequiredColumn, problems, schema_command};
 use crate::store::pg::pool::{Pool, PooledConnection};
+use crate::store::pg::probe::HeldQuestion;
 use crate::store::pg::settings::Settings;
 use crate::store::pg::table::Table;
+use crate::store::pg::version::{self, VERSION};
 use crate::{Clock, Error, ErrorKind, Result, identity};
 
-/// Lists the required columns of a table, each with its accepted types.
-pub(super) type RequiredColumns =
-    fn() -> Box<dyn Iterator<Item = (&'static str, &'static [&'static str])>>;
+/// Columns of a table, by name.
+pub(super) type TableColumns = HashMap<String, TableColumn>;
 
-/// Types of the columns of a table, by column name.
-pub(super) type ColumnTypes = HashMap<String, String>;
+/// A column of a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TableColumn {
+    /// Type of the column.
+    pub(super) kind: String,
+    /// True if the column may be null.
+    pub(super) may_be_null: bool,
+    /// Maximum number of characters, if there is one.
+    pub(super) max_chars: Option<i32>,
+    /// True if the database fills in a value for rows that have none.
+    pub(super) has_default: bool,
+}
 
 #[derive(Debug)]
 pub(super) struct JobDb {
@@ -44,9 +56,10 @@ pub(super) struct JobDb {
     pub(super) worker: String,
     /// Id of the process that connected.
     pid: u32,
-    required: RequiredColumns,
-    shape: OnceLock<ColumnTypes>,
+    required: &'static [RequiredColumn],
+    shape: OnceLock<TableColumns>,
     prepare: Option<bool>,
+    plan_refusals: Arc<PlanRefusals>,
     /// True once a writable server has answered. From then on a read-only server is a transient failure: a fail-over
     /// may be under way.
     settled: AtomicBool,
@@ -58,7 +71,7 @@ impl JobDb {
         url: &str,
         table: &str,
         options: Options,
-        required: RequiredColumns,
+        required: &'static [RequiredColumn],
     ) -> Result<Self> {
         let (settings, own) = Settings::parse(url, &["table", "poll", "prepare"])?;
         let mut prepare = None;
@@ -90,14 +103,15 @@ impl JobDb {
             required,
             shape: OnceLock::new(),
             prepare,
+            plan_refusals: Arc::default(),
             settled: AtomicBool::new(false),
             shown,
             pid: std::process::id(),
         })
     }
 
-    /// Connects if necessary, and returns the types of the table's columns.
-    pub(super) async fn shape(&self) -> Result<&ColumnTypes> {
+    /// Connects if necessary, and returns the table's columns.
+    pub(super) async fn shape(&self) -> Result<&TableColumns> {
         let by = self.clock.now() + self.lease.request_limit().max(REQUEST_TIMEOUT);
         drop(self.connection(by).await.map_err(|error| error.at(self))?);
         self.shape.get().ok_or_else(|| Error::new(ErrorKind::Unavailable, "not connected").at(self))
@@ -131,20 +145,23 @@ impl JobDb {
     ) -> Result<()> {
         let sent = self.clock.now();
         let name = self.table.quoted();
-        let rows = connection.query(&greeting(), &[(&name, Type::TEXT)], by).await?;
+        let greeting = greeting(self.required);
+        let rows = connection.query(&greeting, &[(&name, Type::TEXT)], by).await?;
         let Some(row) = rows.first() else {
             return Err(Error::new(ErrorKind::Unavailable, "the server sent no answer"));
         };
+        version::check(row.get("version"))?;
         if row.get("is_standby") {
             return Err(failure::standby(self.settled.load(Ordering::Relaxed)));
         }
-        let shape = self.column_types(row)?;
+        let shape = self.columns(row)?;
         self.incarnation.note(FoundIncarnation::read(row));
+        // Behind a pooler the next statement may run on another session, so none can be prepared.
         let direct = match self.prepare {
             Some(prepare) => prepare,
-            None => self.is_direct(row.get("address"), row.get("port")).await,
+            None => connection.logged_in_to(row.get("pid")),
         };
-        connection.allow_plans(direct);
+        connection.allow_plans(direct, &self.plan_refusals);
         self.db_clock.note(Reading::of(&rows, sent, self.clock.now())?);
         self.settled.store(true, Ordering::Relaxed);
         // Another connection may have set the same value first.
@@ -152,73 +169,65 @@ impl JobDb {
         Ok(())
     }
 
-    /// Checks that the table has the required columns, and returns the types of all its columns.
-    fn column_types(&self, greeting: &Row) -> Result<ColumnTypes> {
-        let table = self.table.shown();
-        let option = match &*table {
-            DEFAULT_JOBS_TABLE | DEFAULT_CHECKPOINTS_TABLE => String::new(),
-            name if (self.required)().any(|(column, _)| column == "chunk_hash") => {
-                format!(" --checkpoints {name}")
-            }
-            name => format!(" --queue {name}"),
+    /// Checks that the table has the required columns, and returns all its columns.
+    fn columns(&self, greeting: &Row) -> Result<TableColumns> {
+        let (table, command) = (self.table.shown(), self.schema_command());
+        let misconfigured = |message: String| Err(Error::new(ErrorKind::Misconfigured, message));
+        let Some(names) = greeting.get::<_, Option<Vec<String>>>("column_names") else {
+            return misconfigured(format!("there is no table {table}: run `{command}`"));
         };
-        let (names, kinds): (Option<Vec<String>>, Option<Vec<String>>) =
-            (greeting.get("column_names"), greeting.get("column_types"));
-        let (Some(names), Some(kinds)) = (names, kinds) else {
-            let message = format!("there is no table {table}: run `tenure schema{option} --apply`");
-            return Err(Error::new(ErrorKind::Misconfigured, message));
-        };
-        let shape: ColumnTypes = names.into_iter().zip(kinds).collect();
-        for (column, fitting) in (self.required)() {
-            match shape.get(column) {
-                None => {
-                    let message = format!(
-                        "the table {table} has no column {column}: run `tenure schema{option} --apply`, which adds it"
-                    );
-                    return Err(Error::new(ErrorKind::Misconfigured, message));
-                }
-                Some(kind) if !fitting.contains(&&**kind) => {
-                    let message = format!(
-                        "the table {table} does not fit: its column {column} is {kind}, not {}",
-                        fitting.join(" or ")
-                    );
-                    return Err(Error::new(ErrorKind::Misconfigured, message));
-                }
-                Some(_) => {}
-            }
+        if let Some(problems) = greeting.get::<_, Option<String>>("problems") {
+            let message = format!(
+                "the table {table} cannot be used: {problems}; alter the table, or name another one"
+            );
+            return misconfigured(message);
         }
-        Ok(shape)
+        let (kinds, filled): (Vec<String>, Vec<bool>) =
+            (greeting.get("column_types"), greeting.get("columns_not_null"));
+        let (chars, defaults): (Vec<Option<i32>>, Vec<bool>) =
+            (greeting.get("column_chars"), greeting.get("columns_with_default"));
+        let facts = kinds.into_iter().zip(filled).zip(chars.into_iter().zip(defaults));
+        let facts = facts.map(|((kind, filled), (max_chars, has_default))| TableColumn {
+            kind,
+            may_be_null: !filled,
+            max_chars,
+            has_default,
+        });
+        let columns: TableColumns = names.into_iter().zip(facts).collect();
+        match self.required.iter().find(|column| !columns.contains_key(column.name)) {
+            Some(column) => misconfigured(format!(
+                "the table {table} has no column {}: run `{command}`, which adds it",
+                column.name
+            )),
+            None => Ok(columns),
+        }
     }
 
-    /// True if the session runs at the very address that we connect to. Behind a pooler it does not, and the next
-    /// statement may run on another session: then no statement can be prepared.
-    async fn is_direct(&self, address: Option<String>, port: i32) -> bool {
-        let config = &self.pool.settings().config;
-        let ports = config.get_ports();
-        if !config.get_hostaddrs().is_empty() {
-            return false;
+    /// The command that creates or extends the table.
+    fn schema_command(&self) -> String {
+        if [DEFAULT_JOBS_TABLE, DEFAULT_CHECKPOINTS_TABLE].contains(&&*self.table.shown()) {
+            return "tenure schema --apply".to_owned();
         }
-        for (nth, host) in config.get_hosts().iter().enumerate() {
-            let dialled = ports.get(nth).or(ports.first()).copied().unwrap_or(5432);
-            if i32::from(dialled) != port {
-                return false;
-            }
-            let there = match (host, &address) {
-                #[cfg(unix)]
-                (Host::Unix(_), None) => true,
-                (Host::Tcp(name), Some(address)) => {
-                    let found = tokio::net::lookup_host((name.as_str(), dialled)).await;
-                    let mut found = found.into_iter().flatten();
-                    // With several hosts it is unknown which one answered, so every host must be this server.
-                    found.any(|it| it.ip().to_string() == *address)
-                }
-                _ => false,
-            };
-            if !there {
-                return false;
-            }
+        let chunks = self.required.iter().any(|column| column.name == "chunk_hash");
+        schema_command(&self.table, if chunks { "--checkpoints" } else { "--queue" })
+    }
+
+    /// Cuts the worker's name to the column that holds it. The end of the name is kept: it is unique.
+    pub(super) fn fit_worker(&mut self, columns: &TableColumns) {
+        let limit = columns.get("locked_by").and_then(|column| column.max_chars);
+        if let Some(limit) = limit.and_then(|limit| usize::try_from(limit).ok()) {
+            self.worker = last_chars(&self.worker, limit);
         }
-        true
+    }
+
+    /// Advises how to create the table, if that is missing.
+    fn advise(&self, error: Error) -> Error {
+        if failure::code(&error) != Some("42P01") {
+            return error;
+        }
+        let message = format!("the table is missing: run `{}`", self.schema_command());
+        let server = failure::server_message(&error).unwrap_or_default();
+        Error::new(error.kind(), format!("{message} ({server})"))
     }
 
     /// Sends one request. Every answer has the column `now`, the database's clock.
@@ -229,23 +238,59 @@ impl JobDb {
         by: Time,
     ) -> Result<(Vec<Row>, Reading)> {
         let mut connection = self.connection(by).await?;
-        self.access().ask(&mut connection, sql, parameters, by).await
+        while !connection.check_current(by).await? {
+            drop(connection);
+            connection = self.connection(by).await?;
+        }
+        let answer = self.access().ask(&mut connection, sql, parameters, by).await;
+        answer.map_err(|error| self.advise(error))
     }
 
-    /// Sends one request that claims: fills in the epoch, and retries if the server was restarted meanwhile.
+    /// Sends one request that claims: fills in the epoch, and retries if the server was restarted meanwhile. The claim
+    /// counts only once [`confirm`](Self::confirm) has confirmed it, on the connection that is returned.
     pub(super) async fn grant(
         &self,
         sql: &str,
         parameters: &[Parameter<'_>],
         by: Time,
-    ) -> Result<(Vec<Row>, Reading)> {
+    ) -> Result<(PooledConnection<'_>, Vec<Row>, Reading)> {
         let mut connection = self.connection(by).await?;
-        self.access().grant(&mut connection, sql, parameters, by).await
+        let granted = self.access().grant(&mut connection, sql, parameters, by).await;
+        let (rows, reading) = granted.map_err(|error| self.advise(error))?;
+        Ok((connection, rows, reading))
+    }
+
+    /// Confirms claims. Returns the numbers, from 1, of the rows that must be released, and the reason. An error means
+    /// that all of them must.
+    pub(super) async fn confirm(
+        &self,
+        connection: &mut PooledConnection<'_>,
+        question: HeldQuestion<'_>,
+        by: Time,
+    ) -> Result<(Vec<usize>, Option<Error>)> {
+        self.pool.primaries().confirm_grant(connection, question, by).await
+    }
+
+    /// Sends one request that renews rows. `held` asks another primary for them, `read` reads the outcomes.
+    pub(super) async fn renew(
+        &self,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+        held: HeldQuestion<'_>,
+        read: impl FnOnce(&[Row]) -> Vec<RenewalOutcome>,
+        by: Time,
+    ) -> Result<(Reading, Vec<RenewalOutcome>)> {
+        let mut connection = self.connection(by).await?;
+        let (rows, reading) = self.access().ask(&mut connection, sql, parameters, by).await?;
+        let outcomes = read(&rows);
+        let outcomes = self.pool.primaries().refuse(&mut connection, held, outcomes, by).await?;
+        Ok((reading, outcomes))
     }
 
     fn access(&self) -> TableAccess<'_> {
         let Self { table, clock, db_clock, incarnation, .. } = self;
-        TableAccess { table, clock, db_clock, incarnation, user: self }
+        let primaries = self.pool.primaries();
+        TableAccess { table, clock, db_clock, incarnation, primaries, user: self }
     }
 
     /// Deadline of a request that has no timeout of its own, from now.
@@ -254,16 +299,30 @@ impl JobDb {
     }
 }
 
+fn last_chars(text: &str, limit: usize) -> String {
+    text.chars().skip(text.chars().count().saturating_sub(limit)).collect()
+}
+
 /// SQL of the first query on every new connection: `$1` is the table. Its columns are null if there is no such table.
-fn greeting() -> String {
+fn greeting(required: &[RequiredColumn]) -> String {
+    let column = |value: &str| {
+        format!(
+            "(SELECT array_agg({value} ORDER BY attnum) FROM pg_attribute \
+              WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped)"
+        )
+    };
     format!(
-        "SELECT {NOW} AS now, pg_is_in_recovery() AS is_standby, \
-                (SELECT array_agg(attname::text ORDER BY attnum) FROM pg_attribute \
-                 WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped) AS column_names, \
-                (SELECT array_agg(format_type(atttypid, NULL) ORDER BY attnum) FROM pg_attribute \
-                 WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped) AS column_types, \
-                host(inet_server_addr()) AS address, \
-                coalesce(inet_server_port(), current_setting('port')::int4) AS port, {}",
+        "SELECT {NOW} AS now, {VERSION} AS version, pg_is_in_recovery() AS is_standby, \
+                {} AS column_names, {} AS column_types, {} AS columns_not_null, {} AS column_chars, \
+                {} AS columns_with_default, \
+                (SELECT string_agg(problem, ', ') FROM ({}) AS problems) AS problems, \
+                pg_backend_pid() AS pid, {}",
+        column("attname::text"),
+        column("format_type(atttypid, NULL)"),
+        column("attnotnull"),
+        column("CASE WHEN atttypid = 'varchar'::regtype AND atttypmod >= 4 THEN atttypmod - 4 END"),
+        column("atthasdef OR attidentity <> ''"),
+        problems("to_regclass($1)", required),
         incarnation::query_columns("$1")
     )
 }
@@ -294,5 +353,20 @@ pub(super) fn invalid(message: &str) -> Error {
 impl fmt::Display for JobDb {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.shown)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::pg::job_columns::MIN_WORKER_CHARS;
+
+    #[test]
+    fn the_unique_part_of_a_worker_fits_into_the_shortest_column() {
+        let (host, unique) = ("host-".repeat(20), "4294967295:89abcdef:c12345");
+        let limit = usize::try_from(MIN_WORKER_CHARS).unwrap();
+        let name = last_chars(&format!("{host}:{unique}"), limit);
+        assert!(name.len() == limit && name.ends_with(unique), "{name}");
+        assert_eq!(last_chars("häuser", 3), "ser");
     }
 }

@@ -2,45 +2,126 @@
 
 use std::collections::HashMap;
 
-use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::types::Type;
+use tokio_postgres::{GenericClient, Row};
 
 use super::job::{Enqueued, NewJob};
 use super::shared::QueueShared;
 use crate::store::pg::clock::micros;
+use crate::store::pg::connect::Parameter;
+use crate::store::pg::failure::{self, RequestStage};
 use crate::{Error, ErrorKind, Result};
 
 impl QueueShared {
     /// Enqueues jobs in one statement, and returns one result per job in their order.
     pub(super) async fn enqueue(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
-        let payloads: Vec<&str> = jobs.iter().map(|job| job.payload.as_str()).collect();
-        let priorities: Vec<i32> = jobs.iter().map(|job| job.priority).collect();
-        let delays: Vec<i64> = jobs.iter().map(|job| micros(job.delay)).collect();
-        let attempts: Vec<i32> = jobs.iter().map(|job| job.max_attempts).collect();
-        let keys: Vec<Option<&str>> = jobs.iter().map(|job| job.unique_key.as_deref()).collect();
-        let notify = jobs.iter().any(|job| job.delay.is_zero());
-        let parameters: [(&(dyn ToSql + Sync), Type); 6] = [
-            (&payloads, Type::TEXT_ARRAY),
-            (&priorities, Type::INT4_ARRAY),
-            (&delays, Type::INT8_ARRAY),
-            (&attempts, Type::INT4_ARRAY),
-            (&keys, Type::TEXT_ARRAY),
-            (&notify, Type::BOOL),
-        ];
-        let (rows, _) = self.db.ask(&self.sql.enqueue, &parameters, self.db.by()).await?;
+        let values = JobValues::of(jobs);
+        let sent = self.db.ask(&self.sql.enqueue, &values.parameters(), self.db.by()).await;
+        let new = NewIds::read(&sent?.0);
         self.restart_scan();
-        let mut new: HashMap<String, String> = HashMap::new();
-        let mut unnamed = Vec::new();
-        for row in &rows {
+        let known = match new.keys_to_look_up(jobs) {
+            None => HashMap::new(),
+            Some(keys) => {
+                let parameters: [Parameter<'_>; 1] = [(&keys, Type::TEXT_ARRAY)];
+                let sent = self.db.ask(&self.sql.existing, &parameters, self.db.by()).await;
+                ids_by_key(&sent?.0)
+            }
+        };
+        new.results(jobs, &known)
+    }
+
+    /// Enqueues jobs as part of the caller's transaction.
+    pub(super) async fn enqueue_in(
+        &self,
+        transaction: &impl GenericClient,
+        jobs: &[NewJob],
+    ) -> Result<Vec<Enqueued>> {
+        let explain = |error| failure::explain(error, RequestStage::Asking);
+        let values = JobValues::of(jobs);
+        let sent = transaction.query_typed(&self.sql.enqueue_in, &values.parameters()).await;
+        let new = NewIds::read(&sent.map_err(explain)?);
+        let known = match new.keys_to_look_up(jobs) {
+            None => HashMap::new(),
+            Some(keys) => {
+                let parameters: [Parameter<'_>; 1] = [(&keys, Type::TEXT_ARRAY)];
+                let sent = transaction.query_typed(&self.sql.existing, &parameters).await;
+                ids_by_key(&sent.map_err(explain)?)
+            }
+        };
+        new.results(jobs, &known)
+    }
+}
+
+/// Jobs as the columns of one statement.
+struct JobValues<'a> {
+    payloads: Vec<&'a str>,
+    priorities: Vec<i32>,
+    delays: Vec<i64>,
+    attempts: Vec<i32>,
+    keys: Vec<Option<&'a str>>,
+    notify: bool,
+}
+
+impl<'a> JobValues<'a> {
+    fn of(jobs: &'a [NewJob]) -> Self {
+        Self {
+            payloads: jobs.iter().map(|job| job.payload.as_str()).collect(),
+            priorities: jobs.iter().map(|job| job.priority).collect(),
+            delays: jobs.iter().map(|job| micros(job.delay)).collect(),
+            attempts: jobs.iter().map(|job| job.max_attempts).collect(),
+            keys: jobs.iter().map(|job| job.unique_key.as_deref()).collect(),
+            notify: jobs.iter().any(|job| job.delay.is_zero()),
+        }
+    }
+
+    fn parameters(&self) -> [Parameter<'_>; 6] {
+        [
+            (&self.payloads, Type::TEXT_ARRAY),
+            (&self.priorities, Type::INT4_ARRAY),
+            (&self.delays, Type::INT8_ARRAY),
+            (&self.attempts, Type::INT4_ARRAY),
+            (&self.keys, Type::TEXT_ARRAY),
+            (&self.notify, Type::BOOL),
+        ]
+    }
+}
+
+/// Ids of the rows that a statement inserted.
+struct NewIds {
+    by_key: HashMap<String, String>,
+    /// Of jobs without a unique key, in their order.
+    unnamed: Vec<String>,
+}
+
+impl NewIds {
+    fn read(rows: &[Row]) -> Self {
+        let (mut by_key, mut unnamed) = (HashMap::new(), Vec::new());
+        for row in rows {
             match row.get::<_, Option<String>>("unique_key") {
-                Some(key) => drop(new.insert(key, row.get("id"))),
+                Some(key) => drop(by_key.insert(key, row.get("id"))),
                 None => unnamed.push(row.get("id")),
             }
         }
-        let known = self.existing(jobs, &new).await?;
-        let mut unnamed = unnamed.into_iter();
+        Self { by_key, unnamed }
+    }
+
+    /// Unique keys whose open jobs may have kept jobs of `jobs` from being inserted; `None` if all were inserted. A key
+    /// may occur twice in `jobs`.
+    fn keys_to_look_up<'a>(&self, jobs: &'a [NewJob]) -> Option<Vec<&'a str>> {
+        let keys: Vec<&str> = jobs.iter().filter_map(|job| job.unique_key.as_deref()).collect();
+        (keys.len() != self.by_key.len()).then_some(keys)
+    }
+
+    /// One result per job. `known` has the ids of open jobs by their unique keys.
+    fn results(
+        mut self,
+        jobs: &[NewJob],
+        known: &HashMap<String, String>,
+    ) -> Result<Vec<Enqueued>> {
+        let mut unnamed = self.unnamed.into_iter();
         let enqueued = |job: &NewJob| match &job.unique_key {
             None => Some(Enqueued { id: unnamed.next()?, new: true }),
-            Some(key) => match new.remove(key) {
+            Some(key) => match self.by_key.remove(key) {
                 Some(id) => Some(Enqueued { id, new: true }),
                 None => Some(Enqueued { id: known.get(key)?.clone(), new: false }),
             },
@@ -50,20 +131,8 @@ impl QueueShared {
         let gone = "the open job of the same unique key ended while this one was enqueued: enqueue it again";
         all.ok_or_else(|| Error::new(ErrorKind::Contention, gone))
     }
+}
 
-    /// Ids of the open jobs, by unique key, that kept jobs of `jobs` from being inserted. A key may occur twice in
-    /// `jobs`.
-    async fn existing(
-        &self,
-        jobs: &[NewJob],
-        new: &HashMap<String, String>,
-    ) -> Result<HashMap<String, String>> {
-        let named: Vec<&str> = jobs.iter().filter_map(|job| job.unique_key.as_deref()).collect();
-        if named.len() == new.len() {
-            return Ok(HashMap::new());
-        }
-        let parameters: [(&(dyn ToSql + Sync), Type); 1] = [(&named, Type::TEXT_ARRAY)];
-        let (rows, _) = self.db.ask(&self.sql.existing, &parameters, self.db.by()).await?;
-        Ok(rows.iter().map(|row| (row.get("unique_key"), row.get("id"))).collect())
-    }
+fn ids_by_key(rows: &[Row]) -> HashMap<String, String> {
+    rows.iter().map(|row| (row.get("unique_key"), row.get("id"))).collect()
 }

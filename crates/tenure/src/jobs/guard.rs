@@ -5,6 +5,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tenure_core::keeper::Loss;
 use tokio::sync::oneshot;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{GenericClient, Row};
@@ -31,7 +32,8 @@ const MAX_ERROR_CHARS: usize = 10_000;
 /// # use std::time::Duration;
 /// # use tenure::jobs::{NewJob, Queue, Schema};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
-/// # let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else { return Ok(()) };
+/// # let service = include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/services/example.rs"));
+/// # let Some(url) = service("TENURE_TEST_POSTGRES") else { return Ok(()) };
 /// # let table = format!("doc_guard_{}", std::process::id());
 /// # Schema::of_queue(&table)?.apply(&url).await?;
 /// # let queue = Queue::connect(&url, &table).await?;
@@ -75,7 +77,9 @@ impl JobGuard {
         &self.job
     }
 
-    /// Marks the job as completed. While the server cannot be reached, the request is retried until the lease ends.
+    /// Marks the job as completed. While the server cannot be reached, the request is retried until the lease ends. A
+    /// job that was completed with the token of this claim before, by [`complete_in`](Self::complete_in) or in SQL, is
+    /// completed.
     ///
     /// # Errors
     ///
@@ -164,7 +168,30 @@ impl JobGuard {
     }
 
     fn lost_error(&self) -> Error {
-        lost(self.id(), "another worker has claimed it, or it was cancelled").at(&self.queue.db)
+        let why = match self.ticket.look.borrow().lost {
+            Some(Loss::Cancelled) => "it was cancelled",
+            _ => "another worker has claimed it, or it was cancelled",
+        };
+        lost(self.id(), why).at(&self.queue.db)
+    }
+
+    /// Result of an update that changed no row: the job was lost, an earlier attempt without an answer was applied, or
+    /// the work has completed the job itself.
+    fn unmatched(&self, update: &JobUpdate, unclear: bool, row: Option<&Row>) -> Result<()> {
+        let Some(row) = row else { return Err(self.lost_error()) };
+        if unclear && self.has_landed(update, row) {
+            return Ok(());
+        }
+        let (completed, failed): (bool, bool) = (row.get("completed"), row.get("failed"));
+        if completed {
+            self.ticket.completed_elsewhere();
+        }
+        Err(match update {
+            JobUpdate::Complete if completed => return Ok(()),
+            _ if completed => lost(self.id(), "its work has completed it").at(&self.queue.db),
+            _ if failed => lost(self.id(), "it was marked as failed").at(&self.queue.db),
+            _ => self.lost_error(),
+        })
     }
 
     /// Applies an update in a task of its own, with retries while no answer arrives and the lease may still run.
@@ -196,7 +223,8 @@ impl JobGuard {
         }
         match answer.await {
             Ok(Ok(true)) => Ok(None),
-            Ok(Ok(false)) => Err(self.lost_error()),
+            // Not completed by the batch: a statement of its own finds out why.
+            Ok(Ok(false)) => self.retry_update(&JobUpdate::Complete, false).await,
             Ok(Err(error)) => {
                 self.retry_update(&JobUpdate::Complete, error.kind() == ErrorKind::Unknown).await
             }
@@ -209,16 +237,24 @@ impl JobGuard {
         let end = db.clock.now() + self.remaining().max(REQUEST_TIMEOUT);
         loop {
             let by = end.min(db.clock.now() + db.lease.request_limit().min(REQUEST_TIMEOUT));
-            let error = match self.send_update(update, unclear, by).await {
+            let sent = self.send_update(update, unclear, by).await;
+            // Not when it is sent: another transaction may have locked the row, and that is no outage.
+            self.queue.outage.ended_beside(&sent);
+            let error = match sent {
                 Ok(Some(row)) => return Ok(Some(row)),
-                // No row matched: either the job was lost, or an earlier attempt without an answer was applied.
-                Ok(None) if unclear && self.has_landed(update, by).await? => return Ok(None),
-                Ok(None) => return Err(self.lost_error()),
+                Ok(None) => match self.row_of_claim(by).await {
+                    Ok(row) => {
+                        return self.unmatched(update, unclear, row.as_ref()).map(|()| None);
+                    }
+                    Err(error) => error,
+                },
                 Err(error) => error,
             };
             match error.kind() {
                 ErrorKind::Unknown => unclear = true,
                 ErrorKind::Unavailable => {}
+                // Access may be granted again before the lease ends.
+                _ if error.is_marked_transient() => {}
                 _ => return Err(error),
             }
             let again = db.clock.now() + db.lease.retry_pause().min(Duration::from_millis(500));
@@ -238,8 +274,11 @@ impl JobGuard {
         unclear: bool,
         by: tenure_core::Time,
     ) -> Result<Option<Row>> {
-        if unclear && matches!(update, JobUpdate::Release) && self.has_landed(update, by).await? {
-            return Ok(None);
+        if unclear && matches!(update, JobUpdate::Release) {
+            let row = self.row_of_claim(by).await?;
+            if row.is_some_and(|row| self.has_landed(update, &row)) {
+                return Ok(None);
+            }
         }
         let QueueShared { db, sql, .. } = &*self.queue;
         let (id, number) = (self.id(), self.lease_token());
@@ -265,28 +304,30 @@ impl JobGuard {
         Ok(db.ask(sql, &parameters, by).await?.0.pop())
     }
 
-    /// True if an earlier request without an answer was applied.
-    ///
-    /// The row still has our token, so no worker has claimed the job since: its columns show the effect of our request.
-    async fn has_landed(&self, update: &JobUpdate, by: tenure_core::Time) -> Result<bool> {
+    /// The final columns of the job's row, if it still has the token of this claim: no worker has claimed the job since.
+    async fn row_of_claim(&self, by: tenure_core::Time) -> Result<Option<Row>> {
         let QueueShared { db, sql, .. } = &*self.queue;
         let (id, number) = (self.id(), self.lease_token());
         let parameters: [Parameter<'_>; 2] = [(&id, Type::TEXT), (&number, Type::INT8)];
-        let (rows, _) = db.ask(&sql.settled, &parameters, by).await?;
-        let Some(row) = rows.first() else { return Ok(false) };
+        Ok(db.ask(&sql.settled, &parameters, by).await?.0.pop())
+    }
+
+    /// True if an earlier request without an answer was applied: the columns of the claim's row show its effect.
+    fn has_landed(&self, update: &JobUpdate, row: &Row) -> bool {
+        let worker = &self.queue.db.worker;
         let (completed, failed): (bool, bool) = (row.get("completed"), row.get("failed"));
-        let released = row.get::<_, Option<String>>("locked_by").is_none_or(|by| by != db.worker);
-        Ok(match update {
+        let released = row.get::<_, Option<String>>("locked_by").is_none_or(|by| by != *worker);
+        match update {
             JobUpdate::Complete => completed,
             JobUpdate::Fail { .. } => failed,
             JobUpdate::Retry { .. } => !completed && (failed || released),
             JobUpdate::Release => !completed && !failed && released,
-        })
+        }
     }
 }
 
 /// Shortens an error for storage and removes NUL, which PostgreSQL cannot store.
-fn sanitize_error(error: &str) -> String {
+pub(super) fn sanitize_error(error: &str) -> String {
     error.chars().filter(|c| *c != '\0').take(MAX_ERROR_CHARS).collect()
 }
 

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure_core::Time;
-use tenure_core::jobs::{Heart, RenewalBatch, RenewalEvent, RenewalOutcome};
+use tenure_core::jobs::{HeartbeatSchedule, RenewalBatch, RenewalEvent, RenewalOutcome};
 use tenure_core::keeper::Loss;
 use tenure_core::lease::Lease;
 use tokio::runtime::Handle as Runtime;
 use tokio::sync::watch;
 
-use crate::drive::before;
+use crate::race::before;
 use crate::store::pg::clock::Reading;
 use crate::store::pg::renewer::{BatchRenewer, RenewalQueue, RenewalStatement, RowBatch};
 use crate::{Clock, Error};
@@ -39,6 +39,8 @@ pub(super) trait Rows: RenewalStatement<Name = RowName> {
 pub(super) struct Look {
     pub(super) deadline: Time,
     pub(super) lost: Option<Loss>,
+    /// The row was completed with the token of this hold. Then it is neither lost nor has it a deadline.
+    pub(super) completed: bool,
 }
 
 /// All holds of a queue.
@@ -49,7 +51,7 @@ pub(super) struct Holds {
 }
 
 struct HeldRows {
-    heart: Heart,
+    heart: HeartbeatSchedule,
     held: HashMap<u64, HeldRow>,
     next: u64,
     /// Time until which the task sleeps.
@@ -77,7 +79,7 @@ impl Holds {
     /// Creates an empty set of holds. Must be called within a runtime.
     pub(super) fn new(lease: Lease, clock: Clock) -> Arc<Self> {
         let rows = HeldRows {
-            heart: Heart::new(lease),
+            heart: HeartbeatSchedule::new(lease),
             held: HashMap::new(),
             next: 0,
             armed: Time::MAX,
@@ -107,7 +109,7 @@ impl Holds {
         // The clock is read now, not taken from the reading: this process may have been suspended since the answer
         // arrived.
         let deadline = state.heart.admit(number, reading.sent, self.renewer.clock().now())?;
-        let (look, seen) = watch::channel(Look { deadline, lost: None });
+        let (look, seen) = watch::channel(Look { deadline, lost: None, completed: false });
         state.held.insert(number, HeldRow { name, look, reading });
         // The task is woken only if it sleeps past this deadline. Otherwise it wakes in time by itself, and a wake-up
         // per claim is saved.
@@ -122,6 +124,11 @@ impl Holds {
     /// Ids of all held rows.
     pub(super) fn ids(&self) -> Vec<String> {
         self.renewer.queue().held.values().map(|held| held.name.id.clone()).collect()
+    }
+
+    /// True if a row of this name is held.
+    pub(super) fn holds(&self, id: &str, part: &str) -> bool {
+        self.renewer.queue().held.values().any(|it| it.name.id == id && it.name.part == part)
     }
 
     /// Wakes the task, so that it notices that its table is gone and ends.
@@ -198,6 +205,10 @@ impl HeldRows {
             let (ticket, change) = match news {
                 RenewalEvent::Extended { ticket, deadline } => (ticket, Ok(deadline)),
                 RenewalEvent::Lost { ticket, loss } => (ticket, Err(loss)),
+                RenewalEvent::Completed { ticket } => {
+                    self.complete(ticket);
+                    continue;
+                }
             };
             let Some(held) = self.held.get(&ticket) else { continue };
             held.look.send_modify(|look| match change {
@@ -212,7 +223,22 @@ impl HeldRows {
     }
 }
 
+impl HeldRows {
+    /// Forgets a row that was completed, and reports it to its guard. Dropping the ticket then releases nothing.
+    fn complete(&mut self, ticket: u64) {
+        self.heart.dismiss(ticket);
+        if let Some(held) = self.held.remove(&ticket) {
+            held.look.send_modify(|look| look.completed = true);
+        }
+    }
+}
+
 impl Ticket {
+    /// Records that the row was completed with the token of this hold, by a statement of the work itself.
+    pub(super) fn completed_elsewhere(&self) {
+        self.holds.renewer.queue().complete(self.number);
+    }
+
     /// Stops renewals of a row whose outcome is recorded; dropping the ticket then releases nothing.
     pub(super) fn dealt_with(&self) {
         let mut state = self.holds.renewer.queue();
@@ -241,14 +267,28 @@ impl Drop for Ticket {
 pub(super) async fn lost(clock: &Clock, look: &watch::Receiver<Look>) -> Loss {
     let mut look = look.clone();
     loop {
-        let Look { deadline, lost } = *look.borrow_and_update();
+        let Look { deadline, lost, completed } = *look.borrow_and_update();
+        if completed {
+            return std::future::pending().await;
+        }
         if let Some(reason) = lost {
             return reason;
         }
         // A timer of its own: the renewal task may run on a runtime that is no longer driven, and would report nothing.
         if until(clock, &mut look, deadline).await {
-            return look.borrow().lost.unwrap_or(Loss::Expired);
+            match *look.borrow() {
+                // The sender is gone because the row is completed.
+                Look { completed: true, .. } => {}
+                Look { lost, .. } => return lost.unwrap_or(Loss::Expired),
+            }
         }
+    }
+}
+
+/// Resolves when the work of a hold has completed its row itself. Never resolves if it does not.
+pub(super) async fn completed(look: &watch::Receiver<Look>) {
+    if look.clone().wait_for(|look| look.completed).await.is_err() {
+        std::future::pending::<()>().await;
     }
 }
 

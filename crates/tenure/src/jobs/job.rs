@@ -11,10 +11,11 @@ use tenure_core::jobs::{JobColumns, JobState};
 use tenure_core::keeper::Loss;
 use tokio::sync::watch;
 use tokio_postgres::Row;
+use tokio_postgres::types::{FromSql, Type};
 
 use super::db::invalid;
 use super::heart::{self, Look};
-use super::schema;
+use super::options::MAX_ATTEMPTS;
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// Maximum size of a payload in bytes. Larger data belongs elsewhere, with a reference to it in the payload.
@@ -69,7 +70,7 @@ impl NewJob {
             payload,
             priority: 0,
             delay: Duration::ZERO,
-            max_attempts: schema::MAX_ATTEMPTS,
+            max_attempts: MAX_ATTEMPTS,
             unique_key: None,
         })
     }
@@ -205,19 +206,35 @@ impl Job {
         !self.remaining().is_zero()
     }
 
-    /// Time until the deadline of the lease, which renewals extend; zero once the job is lost. A local clock check: no
-    /// I/O.
+    /// Time until the deadline of the lease, which renewals extend; zero once the job is lost, and [`Duration::MAX`]
+    /// once it [is completed](Self::is_completed). A local clock check: no I/O.
     pub fn remaining(&self) -> Duration {
-        let Look { deadline, lost } = *self.0.look.borrow();
+        let Look { deadline, lost, completed } = *self.0.look.borrow();
         // A forked copy of the process does not hold the job: only the parent renews it.
         if lost.is_some() || std::process::id() != self.0.pid {
             return Duration::ZERO;
         }
-        deadline.since(self.0.clock.now())
+        if completed { Duration::MAX } else { deadline.since(self.0.clock.now()) }
+    }
+
+    /// True once a renewal found that the job was completed with the token of this claim, by a statement of the handler
+    /// or of its command. Then no other worker can claim the job, and the rest of the work has no deadline.
+    pub fn is_completed(&self) -> bool {
+        self.0.look.borrow().completed
+    }
+
+    /// Resolves when the job [is completed](Self::is_completed) by the work itself, at the next renewal. Never resolves
+    /// otherwise.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses nothing; the next call resolves at once.
+    pub async fn completed(&self) {
+        heart::completed(&self.0.look).await;
     }
 
     /// Resolves when the job is lost: at the deadline of its lease, or when the database refuses a renewal. Work on the
-    /// job should stop.
+    /// job should stop. Never resolves once the job [is completed](Self::is_completed).
     ///
     /// # Cancel safety
     ///
@@ -235,9 +252,14 @@ impl Job {
     pub async fn ending(&self) {
         let mut look = self.0.look.clone();
         loop {
-            let Look { deadline, lost } = *look.borrow_and_update();
+            let Look { deadline, lost, completed } = *look.borrow_and_update();
+            if completed {
+                return std::future::pending().await;
+            }
             let end = deadline - self.0.stop_grace;
-            if lost.is_some() || heart::until(&self.0.clock, &mut look, end).await {
+            if lost.is_some()
+                || heart::until(&self.0.clock, &mut look, end).await && !look.borrow().completed
+            {
                 return;
             }
         }
@@ -316,7 +338,8 @@ pub struct JobRow {
 impl JobRow {
     /// Reads the columns that the statements `show` and `list` select.
     pub(super) fn read(row: &Row) -> Self {
-        let (now, locked_by): (i64, Option<String>) = (row.get("now"), row.get("locked_by"));
+        let text = |column: &str| row.get::<_, Option<LossyText>>(column).map(|text| text.0);
+        let (now, locked_by): (i64, Option<String>) = (row.get("now"), text("locked_by"));
         let ahead: bool = row.get("lock_is_ahead");
         // `locked_until` may be infinite, and is then not selected as a number. So the comparison that the database
         // made decides, and the number only says how far away the end is.
@@ -329,24 +352,40 @@ impl JobRow {
             locked_by: locked_by.as_deref(),
         };
         Self {
-            id: row.get("id"),
+            id: text("id").unwrap_or_default(),
             state: JobState::of(&columns, now),
             priority: row.get("priority"),
             created_at: time(row.get("created_at")),
             completed_at: time(row.get("completed_at")),
             failed_at: time(row.get("failed_at")),
-            error: row.get("error_message"),
+            error: text("error_message"),
             locked_until: time(until),
             left: until.map(|until| {
                 Duration::from_micros(u64::try_from(until.saturating_sub(now)).unwrap_or_default())
             }),
             locked_by,
-            payload: row.get("payload"),
+            payload: text("payload"),
             attempts: row.get("attempts"),
             max_attempts: row.get("max_attempts"),
             lease_token: row.get("lease_token"),
-            unique_key: row.get("unique_key"),
+            unique_key: text("unique_key"),
         }
+    }
+}
+
+/// Text that the statement selects as bytes, which may be no UTF-8. Such bytes are replaced.
+struct LossyText(String);
+
+impl<'a> FromSql<'a> for LossyText {
+    fn from_sql(
+        _: &Type,
+        raw: &'a [u8],
+    ) -> std::result::Result<Self, Box<dyn std::error::Error + Sync + Send>> {
+        Ok(Self(String::from_utf8_lossy(raw).into_owned()))
+    }
+
+    fn accepts(kind: &Type) -> bool {
+        *kind == Type::BYTEA
     }
 }
 

@@ -70,13 +70,14 @@ async fn listen(queue: Weak<QueueShared>) {
     }
 }
 
-/// Opens a connection that listens; `None` if a notification sent to its channel does not arrive, as behind a pooler.
+/// Opens a connection that listens; `None` behind a pooler, or if a notification sent to its channel does not
+/// arrive.
 async fn open(shared: &QueueShared) -> Result<Option<NotificationListener>> {
     let db = &shared.db;
     let by = db.by();
     let channel = sql::channel(&db.table);
-    let mut listener =
-        NotificationListener::begin(db.pool.settings(), &db.clock, &channel, by).await?;
+    let begun = NotificationListener::begin(db.pool.settings(), &db.clock, &channel, by).await?;
+    let Some(mut listener) = begun else { return Ok(None) };
     let probe = NotificationListener::probe()?;
     db.ask(&shared.sql.notify, &[(&probe, Type::TEXT)], by).await?;
     Ok(listener.receives(&probe, &db.clock).await.then_some(listener))

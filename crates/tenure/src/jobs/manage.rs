@@ -9,6 +9,7 @@ use super::Queue;
 use super::db::invalid;
 use super::job::JobRow;
 use crate::store::pg::connect::Parameter;
+use crate::store::pg::failure;
 use crate::{Error, ErrorKind, Result};
 
 /// Maximum number of jobs per page of a list.
@@ -72,7 +73,7 @@ impl Queue {
     }
 
     /// Returns true if a job is available, or waits for a retry. Running jobs and delayed jobs without an attempt do
-    /// not count.
+    /// not count, and neither do jobs that are set aside.
     ///
     /// # Errors
     ///
@@ -82,7 +83,8 @@ impl Queue {
     ///
     /// Dropping the future changes nothing.
     pub async fn has_pending(&self) -> Result<bool> {
-        let rows = self.request(&self.0.sql.pending, &[]).await?;
+        let aside = self.0.set_aside.ids(self.0.db.clock.now());
+        let rows = self.request(&self.0.sql.pending, &[(&aside, Type::TEXT_ARRAY)]).await?;
         Ok(rows.first().is_some_and(|row| row.get("pending")))
     }
 
@@ -126,8 +128,25 @@ impl Queue {
     ///
     /// Dropping the future leaves the job deleted or not.
     pub async fn remove(&self, id: &str) -> Result<()> {
-        let rows = self.request(&self.0.sql.remove, &[(&id, Type::TEXT)]).await?;
+        let removed = self.request(&self.0.sql.remove, &[(&id, Type::TEXT)]).await;
+        let rows = removed.map_err(|error| self.deletion_error(error))?;
         self.check_changed(rows.is_empty(), id, "cannot be removed: cancel it first").await
+    }
+
+    /// Names the right that only deletions need.
+    fn deletion_error(&self, error: Error) -> Error {
+        let table = self.table();
+        let denied =
+            format!("permission denied for table {}", table.rsplit('.').next().unwrap_or(&table));
+        match failure::server_message(&error) {
+            Some(message) if error.kind() == ErrorKind::Denied && message.starts_with(&denied) => {
+                let advice = format!(
+                    "the role may not delete jobs: an owner must GRANT DELETE on {table} ({message})"
+                );
+                self.at(Error::new(ErrorKind::Denied, advice))
+            }
+            _ => error,
+        }
     }
 
     pub(super) async fn request(

@@ -9,6 +9,8 @@ pub const DEFAULT_JOBS_TABLE: &str = "sync_jobs";
 /// Default name of the table of checkpoints.
 pub const DEFAULT_CHECKPOINTS_TABLE: &str = "sync_checkpoints";
 
+/// Default number of attempts of a job.
+pub(super) const MAX_ATTEMPTS: i32 = 10;
 /// Time limit of a request that has no limit of its own.
 pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Shortest lease: with a shorter lease, a short delay of the network or the server would lose the job.

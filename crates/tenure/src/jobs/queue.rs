@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+use tokio_postgres::GenericClient;
 
 use super::db::invalid;
 use super::detached::{run_detached, runtime_ended};
 use super::guard::JobGuard;
 use super::job::{Enqueued, Job, NewJob};
 use super::options::Options;
+use super::set_aside::{JobSetAside, RowsSetAside};
 use super::shared::{ClaimRequest, MAX_BATCH_JOBS, QueueShared};
 use super::sweep::Swept;
 use crate::outage::{OutageCallbacks, StoreOutage};
@@ -22,7 +24,8 @@ use crate::{Error, ErrorKind, Result};
 /// use tenure::jobs::{NewJob, Queue, Schema};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
-/// # let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else { return Ok(()) };
+/// # let service = include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/services/example.rs"));
+/// # let Some(url) = service("TENURE_TEST_POSTGRES") else { return Ok(()) };
 /// # let table = format!("doc_queue_{}", std::process::id());
 /// # let table = table.as_str();
 /// Schema::of_queue(table)?.apply(&url).await?; // once, or `tenure schema --apply`
@@ -60,6 +63,7 @@ pub struct QueueBuilder {
     /// Time to wait for the server; `None` to fail at once.
     patience: Option<Duration>,
     on_outage: OutageCallbacks,
+    set_aside: RowsSetAside,
 }
 
 impl QueueBuilder {
@@ -77,10 +81,17 @@ impl QueueBuilder {
     }
 
     /// Calls `f` within two seconds of an outage, every 30 s after that, and when the server is back. It is called
-    /// while the queue connects, while a [`Worker`](super::Worker) runs, and for renewals of claimed jobs. `f` must
-    /// return soon.
+    /// while the queue connects and while a [`Worker`](super::Worker) runs. Without a worker, an outage is noticed by the
+    /// next renewal of a claimed job. `f` must return soon.
     pub fn on_outage(mut self, f: impl Fn(&StoreOutage) + Send + Sync + 'static) -> Self {
         self.on_outage.push(f);
+        self
+    }
+
+    /// Calls `f` once for each job that is set aside: its row cannot be read or claimed, and claims leave it out for ten
+    /// minutes at a time. The other jobs are claimed as usual. `f` must return soon.
+    pub fn on_set_aside(mut self, f: impl Fn(&JobSetAside) + Send + Sync + 'static) -> Self {
+        self.set_aside.on_report(f);
         self
     }
 
@@ -96,8 +107,10 @@ impl QueueBuilder {
     ///
     /// Dropping the future leaves nothing behind.
     pub async fn connect(self, url: &str, table: &str) -> Result<Queue> {
-        let Self { options, patience, on_outage } = self;
-        QueueShared::connect(url, table, options, patience, on_outage).await.map(Queue)
+        let Self { options, patience, on_outage, set_aside } = self;
+        let connected =
+            QueueShared::connect(url, table, options, patience, on_outage, set_aside).await;
+        connected.map(Queue)
     }
 }
 
@@ -195,6 +208,72 @@ impl Queue {
             Ok(enqueued)
         });
         enqueued.await.map_err(|error| self.at(error))
+    }
+
+    /// Enqueues a job in the caller's transaction: it exists once the transaction commits, together with its other
+    /// effects, or not at all. The commit notifies idle workers, once however many jobs the transaction enqueues.
+    ///
+    /// The transaction may be on any connection to the same database. It keeps its own `synchronous_commit`. Name the
+    /// table of the queue with its schema if the connection has another `search_path`.
+    ///
+    /// ```
+    /// # use tenure::jobs::{NewJob, Queue, Schema};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else { return Ok(()) };
+    /// # let table = format!("doc_enqueue_in_{}", std::process::id());
+    /// # Schema::of_queue(&table)?.apply(&url).await?;
+    /// # let queue = Queue::connect(&url, &table).await?;
+    /// # let (mut db, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await?;
+    /// # tokio::spawn(connection);
+    /// # db.batch_execute("CREATE TEMPORARY TABLE orders (id int)").await?;
+    /// let transaction = db.transaction().await?;
+    /// transaction.execute("INSERT INTO orders (id) VALUES (7)", &[]).await?;
+    /// queue.enqueue_in(&transaction, NewJob::json(r#"{"order": 7}"#)?).await?;
+    /// transaction.commit().await?; // workers see the order and its job
+    /// # assert!(queue.claim().await?.is_some());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`enqueue`](Self::enqueue). After an error of the server the transaction is aborted: roll back. `NotHeld`
+    /// in a forked copy of the process.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the job in the transaction or not: roll back.
+    pub async fn enqueue_in(
+        &self,
+        transaction: &impl GenericClient,
+        job: NewJob,
+    ) -> Result<Enqueued> {
+        let enqueued = self.enqueue_many_in(transaction, std::slice::from_ref(&job)).await?.pop();
+        enqueued.ok_or_else(|| self.at(Error::new(ErrorKind::Unknown, "the answer names no job")))
+    }
+
+    /// Enqueues many jobs in the caller's transaction, up to a thousand per statement, and returns one result per job in
+    /// their order.
+    ///
+    /// # Errors
+    ///
+    /// As for [`enqueue_in`](Self::enqueue_in). If one job is invalid, none is enqueued.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves some of the jobs in the transaction: roll back.
+    pub async fn enqueue_many_in(
+        &self,
+        transaction: &impl GenericClient,
+        jobs: &[NewJob],
+    ) -> Result<Vec<Enqueued>> {
+        self.0.db.check_process()?;
+        jobs.iter().try_for_each(NewJob::check).map_err(|error| self.at(error))?;
+        let mut enqueued = Vec::with_capacity(jobs.len());
+        for chunk in jobs.chunks(MAX_BATCH_JOBS) {
+            let made = self.0.enqueue_in(transaction, chunk).await;
+            enqueued.extend(made.map_err(|error| self.at(error))?);
+        }
+        Ok(enqueued)
     }
 
     /// Claims the next job: the highest priority first, and among equals the oldest. `None` if no job is available.

@@ -5,97 +5,45 @@
 
 use std::fmt::Write as _;
 
-use tenure_core::jobs::DELAYED_HOLDER;
-
+use super::sql_function;
+use crate::store::pg::job_columns::{CHECKPOINTS, JOBS, RequiredColumn, TRIGGER_VERSION, problems};
 use crate::store::pg::migrate::REFUSED;
 use crate::store::pg::table::Table;
-
-/// A required column.
-struct Column {
-    name: &'static str,
-    /// SQL that defines the column; `None` if the column must exist already, because no default can stand in for it.
-    definition: Option<&'static str>,
-    /// Accepted types.
-    types: &'static [&'static str],
-}
-
-const fn column(name: &'static str, made: &'static str, kinds: &'static [&'static str]) -> Column {
-    Column { name, definition: Some(made), types: kinds }
-}
-
-/// Accepted types of an id.
-pub(super) const NAME_TYPES: &[&str] =
-    &["bigint", "integer", "smallint", "uuid", "text", "character varying"];
-const TEXT_TYPES: &[&str] = &["text", "character varying"];
-const TIME_TYPES: &[&str] = &["timestamp with time zone"];
-const INTEGER_TYPES: &[&str] = &["bigint", "integer", "smallint"];
-/// Definition of `created_at` for an existing table. PostgreSQL computes `now()` once, so a large table is not
-/// rewritten.
-const CREATED_AT_ADDED: &str = "timestamp with time zone NOT NULL DEFAULT now()";
-
-/// Default number of attempts of a job.
-pub(super) const MAX_ATTEMPTS: i32 = 10;
-
-const JOBS: &[Column] = &[
-    Column { name: "id", definition: None, types: NAME_TYPES },
-    column("priority", "integer NOT NULL DEFAULT 0", INTEGER_TYPES),
-    column("created_at", CREATED_AT_ADDED, TIME_TYPES),
-    column("completed_at", "timestamp with time zone", TIME_TYPES),
-    column("failed_at", "timestamp with time zone", TIME_TYPES),
-    column("error_message", "text", TEXT_TYPES),
-    column("locked_until", "timestamp with time zone", TIME_TYPES),
-    column("locked_by", "text", TEXT_TYPES),
-    column("payload", "jsonb", &["jsonb", "json"]),
-    column("attempts", "integer NOT NULL DEFAULT 0", &["integer"]),
-    // The default is MAX_ATTEMPTS; a test compares them.
-    column("max_attempts", "integer DEFAULT 10", &["integer"]),
-    column("lease_token", "bigint NOT NULL DEFAULT 0", &["bigint"]),
-    column("unique_key", "text", TEXT_TYPES),
-];
-
-const CHECKPOINTS: &[Column] = &[
-    Column { name: "matrix_id", definition: None, types: NAME_TYPES },
-    Column { name: "chunk_hash", definition: None, types: TEXT_TYPES },
-    column("locked_until", "timestamp with time zone", TIME_TYPES),
-    column("locked_by", "text", TEXT_TYPES),
-    column("last_synced_at", "timestamp with time zone", TIME_TYPES),
-    column("row_count", "bigint", &["bigint", "integer"]),
-    column("lease_token", "bigint NOT NULL DEFAULT 0", &["bigint"]),
-];
 
 /// Condition of the indexes for claims. It names no column that a heartbeat writes, so heartbeats update no index.
 const OPEN: &str = "completed_at IS NULL AND failed_at IS NULL";
 
-/// Names and accepted types of the columns of a queue, to check a table before it is used.
-pub(super) fn job_columns() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
-    JOBS.iter().map(|column| (column.name, column.types))
-}
-
-/// Names and accepted types of the columns of checkpoints.
-pub(super) fn checkpoint_columns() -> impl Iterator<Item = (&'static str, &'static [&'static str])>
-{
-    CHECKPOINTS.iter().map(|column| (column.name, column.types))
-}
-
 /// SQL that creates the table of a queue, or adds what it lacks: one statement.
 pub(super) fn jobs(table: &Table) -> String {
+    let index = |suffix, columns, condition: String| TableIndex {
+        suffix,
+        kind: "INDEX",
+        columns,
+        condition,
+        needed_if: "true",
+    };
+    let free = format!("{OPEN} AND locked_by IS NULL");
     let indexes = [
-        // Available jobs, in the order of our claims.
-        (
-            "free",
-            "INDEX",
-            "(priority DESC, created_at, id)",
-            format!("{OPEN} AND locked_by IS NULL"),
-        ),
+        // Available jobs, in the order of our claims. One of the two: claims read a null priority as 0.
+        TableIndex {
+            needed_if: "NOT priority_may_be_null",
+            ..index("free", "(priority DESC, created_at, id)", free.clone())
+        },
+        TableIndex {
+            needed_if: "priority_may_be_null",
+            ..index("open", "(coalesce(priority, 0) DESC, created_at, id)", free)
+        },
         // Held jobs, for the sweep.
-        ("held", "INDEX", "(id)", format!("{OPEN} AND locked_by IS NOT NULL")),
+        index("held", "(id)", format!("{OPEN} AND locked_by IS NOT NULL")),
         // For workers that claim with plain SQL and do not filter by `locked_by`.
-        ("plain", "INDEX", "(priority DESC, created_at)", OPEN.to_owned()),
-        ("key", "UNIQUE INDEX", "(unique_key)", format!("{OPEN} AND unique_key IS NOT NULL")),
+        index("plain", "(priority DESC, created_at)", OPEN.to_owned()),
+        TableIndex {
+            kind: "UNIQUE INDEX",
+            ..index("key", "(unique_key)", format!("{OPEN} AND unique_key IS NOT NULL"))
+        },
     ];
     let id = "bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY";
     let created = &[("id", id), ("created_at", CREATED_AT_NEW)];
-    let raise = "        NEW.lease_token := OLD.lease_token + 1;\n        NEW.attempts := OLD.attempts + 1;\n";
     script(&Script {
         table,
         what: "jobs",
@@ -106,7 +54,7 @@ pub(super) fn jobs(table: &Table) -> String {
         may_add_key: false,
         may_be_partitioned: false,
         indexes: &indexes,
-        raised_column: raise,
+        has_attempts: true,
     })
 }
 
@@ -115,7 +63,6 @@ const CREATED_AT_NEW: &str = "timestamp with time zone NOT NULL DEFAULT clock_ti
 
 /// SQL that creates the table of checkpoints, or adds what it lacks: one statement.
 pub(super) fn checkpoints(table: &Table) -> String {
-    let raise = "        NEW.lease_token := OLD.lease_token + 1;\n";
     script(&Script {
         table,
         what: "checkpoints",
@@ -126,14 +73,14 @@ pub(super) fn checkpoints(table: &Table) -> String {
         may_add_key: true,
         may_be_partitioned: true,
         indexes: &[],
-        raised_column: raise,
+        has_attempts: false,
     })
 }
 
 struct Script<'a> {
     table: &'a Table,
     what: &'a str,
-    columns: &'a [Column],
+    columns: &'a [RequiredColumn],
     /// Definitions that differ when the whole table is created.
     created: &'a [(&'a str, &'a str)],
     constraint: &'a str,
@@ -143,10 +90,19 @@ struct Script<'a> {
     may_add_key: bool,
     /// True if the table may be partitioned.
     may_be_partitioned: bool,
-    /// Name, kind, columns and condition.
-    indexes: &'a [(&'a str, &'a str, &'a str, String)],
-    /// Trigger statements that raise the token when plain SQL claims a row.
-    raised_column: &'a str,
+    indexes: &'a [TableIndex],
+    /// True if the table has jobs, which count attempts.
+    has_attempts: bool,
+}
+
+struct TableIndex {
+    /// End of the name.
+    suffix: &'static str,
+    kind: &'static str,
+    columns: &'static str,
+    condition: String,
+    /// SQL condition of the script.
+    needed_if: &'static str,
 }
 
 fn script(script: &Script<'_>) -> String {
@@ -155,22 +111,29 @@ fn script(script: &Script<'_>) -> String {
     let (quoted, shown) = (table.quoted(), table.shown());
     let schema = table.schema().map_or_else(String::new, |schema| {
         format!(
-            "    IF to_regnamespace('{schema}') IS NULL THEN\n        CREATE SCHEMA \"{schema}\";\n    END IF;\n"
+            "    IF to_regnamespace('\"{schema}\"') IS NULL THEN\n        CREATE SCHEMA \"{schema}\";\n    END IF;\n"
         )
     });
-    let (kinds, needed) = (column_type_checks(script.columns), required_columns(script.columns));
+    let (problems, needed) = (problems("found", script.columns), required_columns(script.columns));
     let (create, add, index) = (create(script), add(script), index(script));
     let (trigger, children) = (trigger(script), inheriting_tables(script));
     let apart = if can_key { String::new() } else { refuse_inherited_duplicates(script) };
+    let (usage, enqueue) = if script.has_attempts {
+        let add = function(table, "add");
+        (sql_function::usage(table, &add), sql_function::create(table, &add))
+    } else {
+        Default::default()
+    };
     let (keyed, child_keyed) = (is_keyed("found", key), is_keyed("c.oid", key));
     format!(
         "-- The {what} of tenure, in the table {shown}: made, or what it lacks is added. Safe to run twice, and by several
--- at once. Who uses it needs: GRANT SELECT, INSERT, UPDATE, DELETE ON {quoted} TO the_role;
-DO $tenure$
+-- at once. Its users need: GRANT SELECT, INSERT, UPDATE, DELETE ON {quoted} TO the_role;
+{usage}DO $tenure$
 DECLARE
     found oid;
     child record;
     keyed boolean;
+    priority_may_be_null boolean;
     wrong text;
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('tenure schema'));
@@ -181,10 +144,7 @@ BEGIN
     SELECT string_agg(problem, ', ') INTO wrong FROM (
         SELECT 'it is no table' AS problem FROM pg_class WHERE oid = found AND relkind NOT IN ('r', 'p')
         UNION ALL
-        SELECT format('the column %s is %s', a.attname, format_type(a.atttypid, NULL))
-        FROM pg_attribute AS a JOIN (VALUES {kinds}) AS k (name, kinds) ON k.name = a.attname
-        WHERE a.attrelid = found AND a.attnum > 0 AND NOT a.attisdropped
-            AND format_type(a.atttypid, NULL) <> ALL (k.kinds)
+        {problems}
         UNION ALL
         SELECT format('it has no column %s', k.name) FROM (VALUES {needed}) AS k (name)
         WHERE NOT EXISTS (SELECT FROM pg_attribute AS a
@@ -199,9 +159,12 @@ BEGIN
         FROM ({DESCENDANTS}) AS c WHERE NOT {can_key} AND NOT {child_keyed}
     ) AS problems;
     IF wrong IS NOT NULL THEN
-        RAISE EXCEPTION 'the table {shown} cannot hold {what}: %', wrong USING ERRCODE = '{REFUSED}';
+        RAISE EXCEPTION 'the table {shown} cannot hold {what}: %', wrong
+            USING ERRCODE = '{REFUSED}', HINT = 'alter the table, or name another one';
     END IF;
-{apart}{add}{index}{trigger}{children}END
+{apart}{add}{enqueue}    SELECT NOT attnotnull INTO priority_may_be_null FROM pg_attribute
+        WHERE attrelid = found AND attname = 'priority' AND NOT attisdropped;
+{index}{trigger}{children}END
 $tenure$;
 "
     )
@@ -234,24 +197,15 @@ fn refuse_inherited_duplicates(script: &Script<'_>) -> String {
         EXECUTE 'SELECT {key} FROM {quoted} GROUP BY {key} HAVING count(*) > 1 LIMIT 1' INTO wrong;
         IF wrong IS NOT NULL THEN
             RAISE EXCEPTION 'the table {shown} cannot hold {what}: a table that inherits from it has the {key} %, too', wrong
-                USING ERRCODE = '{REFUSED}';
+                USING ERRCODE = '{REFUSED}', HINT = 'alter the table, or name another one';
         END IF;
     END IF;
 "
     )
 }
 
-/// SQL values: each column with its accepted types.
-fn column_type_checks(columns: &[Column]) -> String {
-    let row = |column: &Column| {
-        let kinds: Vec<String> = column.types.iter().map(|kind| format!("'{kind}'")).collect();
-        format!("('{}', ARRAY[{}])", column.name, kinds.join(", "))
-    };
-    columns.iter().map(row).collect::<Vec<_>>().join(", ")
-}
-
 /// SQL values: the columns that must exist already.
-fn required_columns(columns: &[Column]) -> String {
+fn required_columns(columns: &[RequiredColumn]) -> String {
     let needed = columns.iter().filter(|column| column.definition.is_none());
     needed.map(|column| format!("('{}')", column.name)).collect::<Vec<_>>().join(", ")
 }
@@ -301,11 +255,11 @@ fn index(script: &Script<'_>) -> String {
             "    IF NOT keyed THEN\n        CREATE UNIQUE INDEX \"{name}\" ON {quoted} ({key});\n    END IF;"
         );
     }
-    for (suffix, kind, columns, condition) in script.indexes {
+    for TableIndex { suffix, kind, columns, condition, needed_if } in script.indexes {
         let name = named(script.table, suffix);
         let _ = writeln!(
             text,
-            "    IF NOT EXISTS (SELECT FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid
+            "    IF {needed_if} AND NOT EXISTS (SELECT FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid
             WHERE i.indrelid = found AND c.relname = '{name}') THEN
         CREATE {kind} \"{name}\" ON {quoted} {columns} WHERE {condition};
     END IF;"
@@ -314,34 +268,73 @@ fn index(script: &Script<'_>) -> String {
     text
 }
 
-/// Quoted name of the trigger's function.
-fn function(table: &Table) -> String {
-    let name = named(table, "claimed");
+/// Quoted name of a function of the table.
+fn function(table: &Table, suffix: &str) -> String {
+    let name = named(table, suffix);
     match table.schema() {
         Some(schema) => format!("\"{schema}\".\"{name}\""),
         None => format!("\"{name}\""),
     }
 }
 
-/// SQL of the trigger that raises the token when plain SQL claims a row. Updates of the previous holder are then
-/// refused.
+/// SQL condition of an update that claims a row: it names a worker, sets a later end of the lease, and the worker or its
+/// lease is a new one. An update that saves the whole row without these changes is no claim.
+const CLAIMED: &str =
+    "NEW.locked_by <> '~retry' AND NEW.locked_until > coalesce(OLD.locked_until, '-infinity')
+                AND (NEW.locked_by IS DISTINCT FROM OLD.locked_by OR OLD.locked_until IS NULL
+                    OR OLD.locked_until <= clock_timestamp())";
+
+/// SQL of the trigger that raises the token when plain SQL claims a row, and keeps it from falling when a program saves a
+/// row that it had read before. Updates of previous holders are then refused.
 fn trigger(script: &Script<'_>) -> String {
-    let (table, raise) = (script.table, script.raised_column);
-    let (quoted, name) = (table.quoted(), named(table, "claimed"));
-    let function = function(table);
+    let (quoted, name) = (script.table.quoted(), named(script.table, "claimed"));
+    let (function, has_attempts) = (function(script.table, "claimed"), script.has_attempts);
+    let line =
+        |text: &str| if has_attempts { format!("                {text}\n") } else { String::new() };
+    let (raise, keep) = (
+        line("NEW.attempts := least(greatest(OLD.attempts, 0), 2147483646) + 1;"),
+        line("NEW.attempts := greatest(NEW.attempts, OLD.attempts);"),
+    );
+    let definition = trigger_definition(script);
     format!(
-        "    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = found AND tgname = '{name}') THEN
+        "    IF {} THEN
         CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $claimed$
         BEGIN
-    {}        RETURN NEW;
+            IF {CLAIMED} THEN
+                NEW.lease_token := least(greatest(OLD.lease_token, 0), 9223372036854775806) + 1;
+{raise}            ELSE
+                NEW.lease_token := OLD.lease_token;
+{keep}            END IF;
+            RETURN NEW;
         END
         $claimed$;
-        CREATE TRIGGER \"{name}\" BEFORE UPDATE OF locked_by ON {quoted} FOR EACH ROW
-            WHEN (NEW.locked_by <> '{DELAYED_HOLDER}' AND NEW.lease_token = OLD.lease_token)
-            EXECUTE FUNCTION {function}();
+        DROP TRIGGER IF EXISTS \"{name}\" ON {quoted};
+        {};
+        COMMENT ON TRIGGER \"{name}\" ON {quoted} IS '{TRIGGER_VERSION}';
     END IF;
 ",
-        raise.replace("\n        N", "\n            N")
+        trigger_is_missing("found", &name),
+        definition.replace("%s", &quoted)
+    )
+}
+
+/// SQL condition: the table lacks the trigger of this name, or has another version of it.
+fn trigger_is_missing(table: &str, name: &str) -> String {
+    format!(
+        "NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = {table} AND tgname = '{name}'
+            AND obj_description(oid, 'pg_trigger') = '{TRIGGER_VERSION}')"
+    )
+}
+
+/// SQL that creates the trigger on the table `%s`. Most updates do not call its function: those of tenure raise the token
+/// themselves.
+fn trigger_definition(script: &Script<'_>) -> String {
+    let (name, function) = (named(script.table, "claimed"), function(script.table, "claimed"));
+    format!(
+        "CREATE TRIGGER \"{name}\" BEFORE UPDATE OF locked_by, lease_token ON %s FOR EACH ROW
+            WHEN (greatest(NEW.lease_token, 0) <= greatest(OLD.lease_token, 0)
+                AND (NEW.lease_token IS DISTINCT FROM OLD.lease_token OR {CLAIMED}))
+            EXECUTE FUNCTION {function}()"
     )
 }
 
@@ -352,26 +345,28 @@ fn inheriting_tables(script: &Script<'_>) -> String {
         "    FOR child IN {DESCENDANTS} ORDER BY c.oid LOOP
 "
     );
-    for (suffix, kind, columns, condition) in script.indexes.iter().filter(|it| it.1 == "INDEX") {
+    let indexes = script.indexes.iter().filter(|index| index.kind == "INDEX");
+    for TableIndex { suffix, kind, columns, condition, needed_if } in indexes {
         let room = 63 - "_tenure_".len() - suffix.len();
         let _ = writeln!(
             text,
-            "        IF NOT EXISTS (SELECT FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid
+            "        IF {needed_if} AND NOT EXISTS (SELECT FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid
                 WHERE i.indrelid = child.oid AND c.relname LIKE '%\\_tenure\\_{suffix}') THEN
             EXECUTE format('CREATE {kind} %I ON %s {columns} WHERE {condition}',
                 left(child.relname, {room}) || '_tenure_{suffix}', child.oid::regclass);
         END IF;"
         );
     }
-    let (name, function) = (named(script.table, "claimed"), function(script.table));
+    let (name, definition) = (named(script.table, "claimed"), trigger_definition(script));
     let _ = writeln!(
         text,
-        "        IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = child.oid AND tgname = '{name}') THEN
-            EXECUTE format($child$CREATE TRIGGER \"{name}\" BEFORE UPDATE OF locked_by ON %s FOR EACH ROW
-                WHEN (NEW.locked_by <> '{DELAYED_HOLDER}' AND NEW.lease_token = OLD.lease_token)
-                EXECUTE FUNCTION {function}()$child$, child.oid::regclass);
+        "        IF {} THEN
+            EXECUTE format('DROP TRIGGER IF EXISTS \"{name}\" ON %s', child.oid::regclass);
+            EXECUTE format($child${definition}$child$, child.oid::regclass);
+            EXECUTE format('COMMENT ON TRIGGER \"{name}\" ON %s IS %L', child.oid::regclass, '{TRIGGER_VERSION}');
         END IF;
-    END LOOP;"
+    END LOOP;",
+        trigger_is_missing("child.oid", &name)
     );
     text
 }
@@ -385,13 +380,14 @@ fn named(table: &Table, suffix: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::options::MAX_ATTEMPTS;
     use super::*;
 
     #[test]
     fn no_index_of_ours_has_what_heartbeats_write() {
         let sql = jobs(&Table::named("sync_jobs"));
         let indexes: Vec<&str> = sql.lines().filter(|line| line.contains("INDEX \"")).collect();
-        assert_eq!(indexes.len(), 4, "{sql}");
+        assert_eq!(indexes.len(), 5, "{sql}");
         assert!(!indexes.iter().any(|line| line.contains("locked_until")), "{indexes:?}");
     }
 
@@ -403,9 +399,14 @@ mod tests {
     }
 
     #[test]
+    fn a_delay_is_no_claim() {
+        assert!(CLAIMED.contains(&format!("<> '{}'", tenure_core::jobs::DELAYED_HOLDER)));
+    }
+
+    #[test]
     fn long_names_are_cut_to_what_postgresql_takes() {
         let table = Table::parse(&format!("s.{}", "t".repeat(63)), "").unwrap();
-        for suffix in ["free", "held", "plain", "key", "claimed"] {
+        for suffix in ["free", "open", "held", "plain", "key", "claimed"] {
             assert_eq!(named(&table, suffix).len(), 63);
         }
     }

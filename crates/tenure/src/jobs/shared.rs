@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure_core::Time;
-use tenure_core::jobs::{JobOrder, RenewalOutcome};
+use tenure_core::jobs::{JobOrder, RenewalOutcome, refused_renewal};
 use tokio::sync::{RwLock, oneshot};
+use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::batcher::Batcher;
@@ -16,12 +17,14 @@ use super::heart::{Holds, RowName, Rows, Ticket};
 use super::job::Job;
 use super::notifications::JobNotifications;
 use super::options::Options;
-use super::schema;
-use super::sql::JobStatements;
+use super::set_aside::RowsSetAside;
+use super::sql::{JobStatements, JobTable};
 use crate::mutex::Mutex;
 use crate::outage::{OutageCallbacks, OutageMonitor};
 use crate::store::pg::clock::{Reading, micros};
-use crate::store::pg::renewer::{RenewalStatement, outcomes};
+use crate::store::pg::job_columns::JOBS;
+use crate::store::pg::probe::HeldQuestion;
+use crate::store::pg::renewer::{RenewalStatement, outcomes_with};
 use crate::{Result, telemetry};
 
 /// Maximum number of jobs per claim, and per statement that enqueues.
@@ -40,6 +43,8 @@ pub(super) struct QueueShared {
     pub(super) claims: RwLock<()>,
     /// A claim got no answer. It may have locked rows in our name that `holds` does not know.
     pub(super) unanswered_claim: AtomicBool,
+    /// Rows that claims leave out.
+    pub(super) set_aside: RowsSetAside,
     /// Outage of the server, as workers and renewals see it.
     pub(super) outage: OutageMonitor,
 }
@@ -66,6 +71,8 @@ pub(super) struct CompleteRequest {
 pub(super) struct QueueState {
     /// Position of the last claimed job, and the time until which the next claim may resume there.
     pub(super) resume_from: Option<(JobOrder<String>, Time)>,
+    /// Jobs that are held at an older primary, and the time until which claims leave them out.
+    pub(super) elsewhere: Option<(Vec<String>, Time)>,
     pub(super) next_sweep: Time,
 }
 
@@ -77,9 +84,10 @@ impl QueueShared {
         options: Options,
         patience: Option<Duration>,
         on_outage: OutageCallbacks,
+        set_aside: RowsSetAside,
     ) -> Result<Arc<Self>> {
         static QUEUES: AtomicU64 = AtomicU64::new(0);
-        let mut db = JobDb::new(url, table, options, || Box::new(schema::job_columns()))?;
+        let mut db = JobDb::new(url, table, options, JOBS)?;
         // The cleanup after an unanswered claim releases the rows of a worker name that `holds` does not know. Two
         // queues of one process therefore need different names, or one would release the jobs of the other.
         db.worker = format!("{}:{}", db.worker, QUEUES.fetch_add(1, Ordering::Relaxed));
@@ -88,8 +96,19 @@ impl QueueShared {
             Some(limit) => outage.connect(limit, || db.shape()).await?,
             None => db.shape().await?,
         };
-        let kind = |column: &str| shape.get(column).map_or("text", String::as_str);
-        let sql = JobStatements::new(&db.table, kind("id"), kind("payload"));
+        let shape = shape.clone();
+        db.fit_worker(&shape);
+        let kind = |column: &str| shape.get(column).map_or("text", |column| &column.kind);
+        let sql = JobStatements::new(JobTable {
+            table: &db.table,
+            id: kind("id"),
+            payload: kind("payload"),
+            priority_may_be_null: shape.get("priority").is_some_and(|column| column.may_be_null),
+            error_chars: shape.get("error_message").and_then(|column| column.max_chars),
+            makes_ids: shape.get("id").is_some_and(|id| {
+                !id.has_default && ["uuid", "text", "character varying"].contains(&&*id.kind)
+            }),
+        });
         let holds = Holds::new(db.lease, db.clock.clone());
         let shared = Arc::new(Self {
             holds: Arc::clone(&holds),
@@ -97,9 +116,14 @@ impl QueueShared {
             notifications: JobNotifications::default(),
             claim_batches: Batcher::default(),
             completion_batches: Batcher::default(),
-            state: Mutex::new(QueueState { resume_from: None, next_sweep: Time::ZERO }),
+            state: Mutex::new(QueueState {
+                resume_from: None,
+                elsewhere: None,
+                next_sweep: Time::ZERO,
+            }),
             claims: RwLock::new(()),
             unanswered_claim: AtomicBool::new(false),
+            set_aside,
             outage,
             db,
         });
@@ -134,11 +158,19 @@ impl RenewalStatement for QueueShared {
             (&self.db.worker, Type::TEXT),
             (&ttl, Type::INT8),
         ];
+        let held: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 2] =
+            [(&ids, Type::TEXT_ARRAY), (&self.db.worker, Type::TEXT)];
+        let held = HeldQuestion { sql: &self.sql.held, parameters: &held };
         self.outage.sent();
-        let answer = self.db.ask(&self.sql.heartbeat, &parameters, by).await;
-        self.outage.ended(&answer);
-        let (rows, reading) = answer?;
-        Ok((reading, outcomes(names.len(), &rows)))
+        let sql = &self.sql.heartbeat;
+        let read = |rows: &[Row]| {
+            outcomes_with(names.len(), rows, |row| {
+                refused_renewal(row.get("completed"), row.get("failed"), row.get("same_token"))
+            })
+        };
+        let answer = self.db.renew(sql, &parameters, held, read, by).await;
+        self.outage.ended_beside(&answer);
+        answer
     }
 }
 

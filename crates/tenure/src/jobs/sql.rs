@@ -18,24 +18,78 @@
 use tenure_core::jobs::DELAYED_HOLDER;
 
 use super::db::invalid;
-use super::schema;
 use crate::Result;
 use crate::store::pg::clock::NOW;
 use crate::store::pg::durable::{DURABLE, durable};
 use crate::store::pg::incarnation::EPOCH;
+use crate::store::pg::job_columns::NAME_TYPES;
 use crate::store::pg::table::Table;
 
 /// Condition of an open job: neither completed nor failed.
 const OPEN: &str = "t.completed_at IS NULL AND t.failed_at IS NULL";
 
+/// Condition of a job that can be claimed.
+const FREE: &str = "t.completed_at IS NULL AND t.failed_at IS NULL AND t.locked_by IS NULL \
+    AND (t.locked_until IS NULL OR t.locked_until <= clock_timestamp())";
+
+/// The token after a claim. `greatest` reads null and negative numbers as 0. The largest number cannot be raised: such a
+/// row is set aside after its claim, and must not fail the claim of other rows.
+pub(super) const RAISED_TOKEN: &str = "least(greatest(t.lease_token, 0), 9223372036854775806) + 1";
+/// The number of attempts after a claim.
+const RAISED_ATTEMPTS: &str = "least(greatest(t.attempts, 0), 2147483646) + 1";
+/// The number of attempts after a release.
+const LOWERED_ATTEMPTS: &str = "greatest(t.attempts, 1) - 1";
+/// Condition of a job without attempts left.
+const USED_UP: &str = "greatest(t.attempts, 0) >= t.max_attempts";
+
+/// Limits of the times of a position that a claim may resume at. Other times are rounded when they are sent, or out of
+/// range.
+pub(super) const PLACE_TIMES: [&str; 2] = ["1700-01-01 00:00:00+00", "2200-01-01 00:00:00+00"];
+
+/// A table, and the facts of its columns that statements depend on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct JobTable<'a> {
+    pub(super) table: &'a Table,
+    /// Type of `id`.
+    pub(super) id: &'a str,
+    /// Type of `payload`.
+    pub(super) payload: &'a str,
+    /// True if `priority` may be null.
+    pub(super) priority_may_be_null: bool,
+    /// Maximum number of characters of `error_message`, if there is one.
+    pub(super) error_chars: Option<i32>,
+    /// True if the database makes no ids, so that statements must.
+    pub(super) makes_ids: bool,
+}
+
+impl JobTable<'_> {
+    /// Priority of the row `t`: the expression of the index for claims.
+    fn priority(&self) -> &'static str {
+        if self.priority_may_be_null { "coalesce(t.priority, 0)" } else { "t.priority" }
+    }
+
+    /// Order of claims. PostgreSQL sorts null last: a job without a time of creation counts as the youngest.
+    fn order(&self) -> String {
+        format!("{} DESC, t.created_at, t.id", self.priority())
+    }
+}
+
 /// All statements for one table, for its type of id. Statements that claim contain the placeholder [`EPOCH`].
 #[derive(Debug)]
 pub(super) struct JobStatements {
     pub(super) enqueue: String,
+    /// For a transaction of the caller, which decides itself how durable its commit is.
+    pub(super) enqueue_in: String,
     pub(super) existing: String,
     pub(super) claim: String,
     pub(super) claim_on: String,
+    /// Claims leaving out rows that are set aside: `$4` their ids.
+    pub(super) claim_except: String,
+    /// Claims one row: `$4` its id.
+    pub(super) claim_one: String,
+    pub(super) candidates: String,
     pub(super) heartbeat: String,
+    pub(super) held: String,
     pub(super) complete: String,
     /// For a transaction of the caller, which decides itself how durable its commit is.
     pub(super) complete_in: String,
@@ -60,31 +114,43 @@ pub(super) struct JobStatements {
 }
 
 impl JobStatements {
-    pub(super) fn new(table: &Table, id: &str, payload: &str) -> Self {
+    pub(super) fn new(jobs: JobTable<'_>) -> Self {
+        let JobTable { table, id, .. } = jobs;
         let channel = channel(table);
         let table = table.quoted();
+        let not_aside = format!("AND t.id <> ALL ($4::text[]::{id}[]) ");
         Self {
-            enqueue: enqueue(&table, payload, &channel),
+            enqueue: enqueue(&jobs, &format!(", {DURABLE}")),
+            enqueue_in: enqueue(&jobs, ""),
             existing: format!(
                 "SELECT {NOW} AS now, t.id::text AS id, t.unique_key FROM {table} AS t \
                  WHERE t.unique_key = ANY ($1::text[]) AND {OPEN}"
             ),
-            claim: claim(&table, ""),
+            claim: claim(&jobs, ""),
             claim_on: claim(
-                &table,
+                &jobs,
                 &format!(
-                    "AND t.priority = $4 AND (t.created_at, t.id) >= \
-                     ('epoch'::timestamptz + $5 * interval '1 microsecond', $6::text::{id}) "
+                    "AND {} = $4 AND (t.created_at, t.id) >= \
+                     ('epoch'::timestamptz + $5 * interval '1 microsecond', $6::text::{id}) ",
+                    jobs.priority()
                 ),
             ),
+            claim_except: claim(&jobs, &not_aside),
+            claim_one: claim(&jobs, &format!("AND t.id = $4::text::{id} ")),
+            candidates: format!(
+                "SELECT {NOW} AS now, t.id::text AS id FROM {table} AS t WHERE {FREE} \
+                     AND t.id <> ALL ($2::text[]::{id}[]) ORDER BY {} LIMIT $1::int8",
+                jobs.order()
+            ),
             heartbeat: heartbeat(&table, id),
+            held: held(&table, id),
             complete: durable(&completing(&table, id)),
             complete_in: completing(&table, id),
             complete_many: durable(&complete_many(&table, id)),
-            fail: durable(&failing(&table, id)),
-            retry: durable(&retrying(&table, id)),
+            fail: durable(&failing(&table, id, jobs.error_chars)),
+            retry: durable(&retrying(&table, id, jobs.error_chars)),
             release: durable(&releasing(&table, id)),
-            sweep: sweep(&table, &channel),
+            sweep: sweep(&table, &channel, jobs.error_chars),
             settled: format!(
                 "SELECT {NOW} AS now, t.completed_at IS NOT NULL AS completed, t.failed_at IS NOT NULL AS failed, t.locked_by \
                  FROM {table} AS t WHERE t.id = $1::text::{id} AND t.lease_token = $2"
@@ -95,19 +161,20 @@ impl JobStatements {
             running: running(&table),
             failures: failures(&table),
             requeue: requeue(&table, id, &channel),
-            cancel: durable(&cancel(&table, id)),
+            cancel: durable(&cancel(&table, id, jobs.error_chars)),
             remove: format!(
                 "DELETE FROM {table} AS t WHERE t.id = $1::text::{id} \
                  AND NOT ({OPEN} AND coalesce(t.locked_by <> '{DELAYED_HOLDER}' AND t.locked_until > clock_timestamp(), false)) \
                  RETURNING {NOW} AS now, {DURABLE}"
             ),
             unanswered: format!(
-                "SELECT {NOW} AS now, t.id::text AS id, t.lease_token FROM {table} AS t \
-                 WHERE {OPEN} AND t.locked_by = $1 AND t.id::text <> ALL ($2::text[])"
+                "SELECT {NOW} AS now, t.id::text AS id, coalesce(t.lease_token, 0) AS lease_token \
+                 FROM {table} AS t WHERE {OPEN} AND t.locked_by = $1 AND t.id::text <> ALL ($2::text[])"
             ),
             clean_up: clean_up(&table, id),
             pending: format!(
-                "SELECT {NOW} AS now, EXISTS (SELECT FROM {table} AS t WHERE {OPEN} AND t.locked_by IS NULL) \
+                "SELECT {NOW} AS now, EXISTS (SELECT FROM {table} AS t WHERE {OPEN} AND t.locked_by IS NULL \
+                         AND t.id <> ALL ($1::text[]::{id}[])) \
                      OR EXISTS (SELECT FROM {table} AS t WHERE {OPEN} AND t.locked_by = '{DELAYED_HOLDER}' AND t.attempts > 0) \
                      AS pending"
             ),
@@ -144,7 +211,7 @@ pub fn complete(table: &str, id: &str) -> Result<String> {
 ///
 /// As for [`complete`].
 pub fn fail(table: &str, id: &str) -> Result<String> {
-    checked(table, id).map(|table| failing(&table, id))
+    checked(table, id).map(|table| failing(&table, id, None))
 }
 
 /// SQL that retries a job: `$4` is the reason, `$5` the delay in microseconds (`bigint`). If the attempts are used up,
@@ -154,7 +221,7 @@ pub fn fail(table: &str, id: &str) -> Result<String> {
 ///
 /// As for [`complete`].
 pub fn retry(table: &str, id: &str) -> Result<String> {
-    checked(table, id).map(|table| retrying(&table, id))
+    checked(table, id).map(|table| retrying(&table, id, None))
 }
 
 /// SQL that releases a job as if it had not been claimed.
@@ -167,9 +234,8 @@ pub fn release(table: &str, id: &str) -> Result<String> {
 }
 
 fn checked(table: &str, id: &str) -> Result<String> {
-    if !schema::NAME_TYPES.contains(&id) {
-        let message =
-            format!("invalid type of an id {id:?}; supported: {}", schema::NAME_TYPES.join(", "));
+    if !NAME_TYPES.contains(&id) {
+        let message = format!("invalid type of an id {id:?}; supported: {}", NAME_TYPES.join(", "));
         return Err(invalid(&message));
     }
     Ok(Table::parse(table, "")?.quoted())
@@ -195,20 +261,28 @@ fn complete_many(table: &str, id: &str) -> String {
     )
 }
 
-fn failing(table: &str, id: &str) -> String {
-    let ours = held_by_us(id);
+/// A reason, cut to the column that holds it.
+fn cut(reason: &str, max_chars: Option<i32>) -> String {
+    match max_chars {
+        Some(limit) => format!("left({reason}, {limit})"),
+        None => reason.to_owned(),
+    }
+}
+
+fn failing(table: &str, id: &str, error_chars: Option<i32>) -> String {
+    let (ours, why) = (held_by_us(id), cut("$4", error_chars));
     format!(
-        "UPDATE {table} AS t SET failed_at = clock_timestamp(), error_message = $4, locked_until = NULL, \
+        "UPDATE {table} AS t SET failed_at = clock_timestamp(), error_message = {why}, locked_until = NULL, \
              locked_by = NULL \
          WHERE {ours} RETURNING {NOW} AS now"
     )
 }
 
-fn retrying(table: &str, id: &str) -> String {
-    let ours = held_by_us(id);
-    let over = "t.attempts >= t.max_attempts";
+fn retrying(table: &str, id: &str, error_chars: Option<i32>) -> String {
+    let (ours, why) = (held_by_us(id), cut("$4", error_chars));
+    let over = USED_UP;
     format!(
-        "UPDATE {table} AS t SET error_message = $4, \
+        "UPDATE {table} AS t SET error_message = {why}, \
              failed_at = CASE WHEN {over} THEN clock_timestamp() END, \
              locked_until = CASE WHEN {over} OR $5::int8 <= 0 THEN NULL \
                             ELSE clock_timestamp() + $5::int8 * interval '1 microsecond' END, \
@@ -220,7 +294,7 @@ fn retrying(table: &str, id: &str) -> String {
 fn releasing(table: &str, id: &str) -> String {
     let ours = held_by_us(id);
     format!(
-        "UPDATE {table} AS t SET locked_until = NULL, locked_by = NULL, attempts = greatest(t.attempts - 1, 0) \
+        "UPDATE {table} AS t SET locked_until = NULL, locked_by = NULL, attempts = {LOWERED_ATTEMPTS} \
          WHERE {ours} RETURNING {NOW} AS now"
     )
 }
@@ -231,28 +305,35 @@ fn releasing(table: &str, id: &str) -> String {
 /// Without them it would release the job of that claim, which the worker is working on.
 fn clean_up(table: &str, id: &str) -> String {
     format!(
-        "UPDATE {table} AS t SET locked_until = NULL, locked_by = NULL, attempts = greatest(t.attempts - 1, 0) \
+        "UPDATE {table} AS t SET locked_until = NULL, locked_by = NULL, attempts = {LOWERED_ATTEMPTS} \
          FROM unnest($1::text[]::{id}[], $2::int8[]) AS a (id, token) \
          WHERE t.id = a.id AND t.lease_token = a.token AND t.locked_by = $3 AND {OPEN} RETURNING {NOW} AS now"
     )
 }
 
 /// Inserts jobs: `$1` payloads, `$2` priorities, `$3` delays, `$4` maximum attempts, `$5` keys, `$6` true to notify
-/// workers.
-fn enqueue(table: &str, payload: &str, channel: &str) -> String {
+/// workers. The server sends one notification when the transaction commits, however often it enqueues.
+fn enqueue(jobs: &JobTable<'_>, durable: &str) -> String {
+    let JobTable { payload, id, .. } = jobs;
+    let (table, channel) = (jobs.table.quoted(), channel(jobs.table));
+    let (id_column, new_id) = if jobs.makes_ids {
+        ("id, ", format!("gen_random_uuid()::text::{id}, "))
+    } else {
+        ("", String::new())
+    };
     format!(
         "WITH asked AS ( \
              SELECT * FROM unnest($1::text[], $2::int4[], $3::int8[], $4::int4[], $5::text[]) \
                  WITH ORDINALITY AS a (payload, priority, delay, most, key, nth) \
          ), made AS ( \
-             INSERT INTO {table} AS t (payload, priority, created_at, max_attempts, unique_key, locked_until, locked_by) \
-             SELECT a.payload::{payload}, a.priority, clock_timestamp(), a.most, a.key, \
+             INSERT INTO {table} AS t ({id_column}payload, priority, created_at, max_attempts, unique_key, locked_until, locked_by) \
+             SELECT {new_id}a.payload::{payload}, a.priority, clock_timestamp(), a.most, a.key, \
                     CASE WHEN a.delay > 0 THEN clock_timestamp() + a.delay * interval '1 microsecond' END, \
                     CASE WHEN a.delay > 0 THEN '{DELAYED_HOLDER}' END \
              FROM asked AS a ORDER BY a.nth \
              ON CONFLICT (unique_key) \
                  WHERE completed_at IS NULL AND failed_at IS NULL AND unique_key IS NOT NULL DO NOTHING \
-             RETURNING t.id, t.unique_key, {DURABLE} \
+             RETURNING t.id, t.unique_key{durable} \
          ) \
          SELECT {NOW} AS now, m.id::text AS id, m.unique_key, (SELECT pg_notify('{channel}', '')::text WHERE $6) \
          FROM made AS m"
@@ -268,25 +349,30 @@ fn enqueue(table: &str, payload: &str, channel: &str) -> String {
 ///
 /// A `ctid` is unique within one table only. In partitions, and in tables that inherit from this one, other rows have
 /// the same `ctid`, completed rows among them. So a row is identified by its table as well.
-fn claim(table: &str, from: &str) -> String {
+fn claim(jobs: &JobTable<'_>, from: &str) -> String {
+    let (table, order) = (jobs.table.quoted(), jobs.order());
+    let [first, last] = PLACE_TIMES;
     format!(
         "UPDATE {table} AS t SET locked_until = clock_timestamp() + $2::int8 * interval '1 microsecond', \
-             locked_by = $1, lease_token = t.lease_token + 1, attempts = t.attempts + 1 \
+             locked_by = $1, lease_token = {RAISED_TOKEN}, attempts = {RAISED_ATTEMPTS} \
          FROM unnest(ARRAY( \
              SELECT ROW(t.tableoid, t.ctid) FROM {table} AS t \
-             WHERE {OPEN} AND t.locked_by IS NULL \
-                 AND (t.locked_until IS NULL OR t.locked_until <= clock_timestamp()) {from}\
-             ORDER BY t.priority DESC, t.created_at, t.id \
+             WHERE {FREE} {from}\
+             ORDER BY {order} \
              FOR UPDATE SKIP LOCKED LIMIT $3::int8)) AS f (part oid, place tid) \
          WHERE t.ctid = f.place AND t.tableoid = f.part \
          RETURNING {NOW} AS now, t.id::text AS id, t.lease_token, t.attempts, t.max_attempts, \
-             t.priority::int8 AS priority, (extract(epoch FROM t.created_at) * 1000000)::int8 AS created_at, \
+             coalesce(t.priority, 0)::int8 AS priority, \
+             (extract(epoch FROM greatest(least(coalesce(t.created_at, 'infinity'), '{last}'), '{first}')) \
+                 * 1000000)::int8 AS created_at, \
+             t.created_at > '{first}' AND t.created_at < '{last}' AS can_resume, \
              t.payload::text AS payload, {EPOCH} AS epoch, {DURABLE}"
     )
 }
 
 /// Renews leases: `$1` ids, `$2` tokens, `$3` the worker, `$4` the lease. Rows that another transaction has locked are
-/// skipped, and reported as skipped: one locked row must not delay the renewal of all the others.
+/// skipped, and reported as skipped: one locked row must not delay the renewal of all the others. Of a row that refuses
+/// the renewal, the answer has the columns that say why.
 fn heartbeat(table: &str, id: &str) -> String {
     format!(
         "WITH asked AS ( \
@@ -302,16 +388,31 @@ fn heartbeat(table: &str, id: &str) -> String {
              RETURNING a.nth, {DURABLE} \
          ) \
          SELECT {NOW} AS now, a.nth, r.nth IS NOT NULL AS renewed, \
-                r.nth IS NULL AND k.id IS NULL AND t.id IS NOT NULL AS passed_over \
+                r.nth IS NULL AND k.id IS NULL AND coalesce(t.lease_token = a.token AND t.locked_by = $3 AND {OPEN}, false) \
+                    AS passed_over, \
+                t.completed_at IS NOT NULL AS completed, t.failed_at IS NOT NULL AS failed, \
+                coalesce(t.lease_token = a.token, false) AS same_token \
          FROM asked AS a LEFT JOIN renewed AS r ON r.nth = a.nth LEFT JOIN locked AS k ON k.id = a.id \
-              LEFT JOIN {table} AS t ON t.id = a.id AND t.lease_token = a.token AND t.locked_by = $3 AND {OPEN}"
+              LEFT JOIN {table} AS t ON t.id = a.id"
+    )
+}
+
+/// Finds jobs of the request that another worker holds, as a question to another primary: `$1` ids, `$2` the worker.
+fn held(table: &str, id: &str) -> String {
+    format!(
+        "SELECT a.nth FROM unnest($1::text[]::{id}[]) WITH ORDINALITY AS a (id, nth) JOIN {table} AS t ON t.id = a.id \
+         WHERE t.locked_until > clock_timestamp() AND t.locked_by NOT IN ($2, '{DELAYED_HOLDER}') AND {OPEN}"
     )
 }
 
 /// Sweeps at most `$1` jobs whose lease or delay has ended. Returns how many became available, failed, and had a
 /// worker, and when the next lease ends.
-fn sweep(table: &str, channel: &str) -> String {
-    let over = format!("t.attempts >= t.max_attempts AND t.locked_by <> '{DELAYED_HOLDER}'");
+fn sweep(table: &str, channel: &str, error_chars: Option<i32>) -> String {
+    let why = cut(
+        "format('the lease of attempt %s ended: its worker (%s) was killed, frozen or cut off', t.attempts, t.locked_by)",
+        error_chars,
+    );
+    let over = format!("{USED_UP} AND t.locked_by <> '{DELAYED_HOLDER}'");
     format!(
         "WITH ended AS ( \
              SELECT t.tableoid AS part, t.ctid AS place, t.locked_by <> '{DELAYED_HOLDER}' AS had FROM {table} AS t \
@@ -321,8 +422,7 @@ fn sweep(table: &str, channel: &str) -> String {
          ), swept AS ( \
              UPDATE {table} AS t SET locked_until = NULL, locked_by = NULL, \
                  failed_at = CASE WHEN {over} THEN clock_timestamp() END, \
-                 error_message = CASE WHEN {over} THEN format('the lease of attempt %s ended: its worker (%s) was killed, \
-frozen or cut off', t.attempts, t.locked_by) ELSE t.error_message END \
+                 error_message = CASE WHEN {over} THEN {why} ELSE t.error_message END \
              FROM unnest(ARRAY(SELECT ROW(e.part, e.place, e.had) FROM ended AS e)) AS e (part oid, place tid, had bool) \
              WHERE t.ctid = e.place AND t.tableoid = e.part \
              RETURNING e.had, t.failed_at IS NOT NULL AS failed \
@@ -332,30 +432,48 @@ frozen or cut off', t.attempts, t.locked_by) ELSE t.error_message END \
              FROM swept AS s \
          ) \
          SELECT {NOW} AS now, s.freed, s.failed, s.had, \
-             (SELECT (extract(epoch FROM min(t.locked_until)) * 1000000)::int8 FROM {table} AS t \
-              WHERE {OPEN} AND t.locked_by IS NOT NULL AND t.locked_until > clock_timestamp() \
-                  AND isfinite(t.locked_until)) AS next_end, \
+             (SELECT {} FROM (SELECT min(t.locked_until) AS locked_until FROM {table} AS t \
+                 WHERE {OPEN} AND t.locked_by IS NOT NULL AND t.locked_until > clock_timestamp()) AS t) AS next_end, \
              CASE WHEN s.freed > 0 THEN pg_notify('{channel}', '')::text END \
-         FROM told AS s"
+         FROM told AS s",
+        micros("locked_until")
+    )
+}
+
+/// Time of a column in microseconds since 1970. Null if it is infinite, or so far away that no calendar of the clients
+/// has it.
+pub(super) fn micros(column: &str) -> String {
+    format!(
+        "(extract(epoch FROM CASE WHEN t.{column} >= '0001-01-01 00:00:00+00' AND t.{column} < '10000-01-01 00:00:00+00' \
+             THEN t.{column} END) * 1000000)::int8"
     )
 }
 
 /// Columns that show a job.
 fn row_columns() -> String {
-    let time = |column: &str| {
+    let time = |column: &str| format!("{} AS {column}", micros(column));
+    // As bytes: a database with the encoding SQL_ASCII has texts that are no UTF-8, and the server refuses to send those
+    // as text. One such row would keep all others from being listed.
+    let text = |value: &str| {
         format!(
-            "(extract(epoch FROM CASE WHEN isfinite(t.{column}) THEN t.{column} END) * 1000000)::int8 AS {column}"
+            "convert_to({value}::text, CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END)"
         )
     };
     format!(
-        "{NOW} AS now, t.id::text AS id, t.priority::int8 AS priority, {}, {}, {}, t.error_message, {}, t.locked_by, \
-         t.payload::text AS payload, t.attempts, t.max_attempts, t.lease_token, t.unique_key, \
+        "{NOW} AS now, {} AS id, coalesce(t.priority, 0)::int8 AS priority, {}, {}, {}, {} AS error_message, {}, \
+         {} AS locked_by, {} AS payload, coalesce(t.attempts, 0) AS attempts, t.max_attempts, \
+         coalesce(t.lease_token, 0) AS lease_token, {} AS unique_key, \
          t.completed_at IS NOT NULL AS completed, t.failed_at IS NOT NULL AS failed, \
          t.locked_until IS NOT NULL AND t.locked_until > clock_timestamp() AS lock_is_ahead",
+        text("t.id"),
         time("created_at"),
         time("completed_at"),
         time("failed_at"),
-        time("locked_until")
+        text("t.error_message"),
+        time("locked_until"),
+        text("t.locked_by"),
+        text("t.payload"),
+        text("t.unique_key"),
     )
 }
 
@@ -416,10 +534,11 @@ fn requeue(table: &str, id: &str, channel: &str) -> String {
 
 /// Marks an open job as failed; `$2` is the reason. The token is raised, so updates of a worker that runs it are
 /// refused.
-fn cancel(table: &str, id: &str) -> String {
+fn cancel(table: &str, id: &str, error_chars: Option<i32>) -> String {
+    let why = cut("$2", error_chars);
     format!(
-        "UPDATE {table} AS t SET failed_at = clock_timestamp(), error_message = $2, locked_until = NULL, \
-             locked_by = NULL, lease_token = t.lease_token + 1 \
+        "UPDATE {table} AS t SET failed_at = clock_timestamp(), error_message = {why}, locked_until = NULL, \
+             locked_by = NULL, lease_token = {RAISED_TOKEN} \
          WHERE t.id = $1::text::{id} AND {OPEN} RETURNING {NOW} AS now"
     )
 }

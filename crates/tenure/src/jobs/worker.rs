@@ -15,8 +15,8 @@ use tokio::task::JoinSet;
 use super::listener::JobListener;
 use super::options::Options;
 use super::{Job, JobGuard, Queue};
-use crate::drive::{Either, race};
 use crate::mutex::Mutex;
+use crate::race::{Either, race};
 use crate::{Error, ErrorKind, Result, identity};
 
 /// Shortest and longest pause of a worker after a failed claim; the pause doubles with each failure.
@@ -66,13 +66,7 @@ impl Failure {
 
 impl<E: std::error::Error> From<E> for Failure {
     fn from(error: E) -> Self {
-        let mut why = error.to_string();
-        let mut cause = error.source();
-        while let Some(next) = cause {
-            why = format!("{why}: {next}");
-            cause = next.source();
-        }
-        Self::retry(why)
+        Self::retry(Error::chain_of(&error))
     }
 }
 
@@ -154,7 +148,8 @@ type OutcomeCallback = Arc<dyn Fn(&Job, &JobOutcome) + Send + Sync>;
 
 /// Runs a handler for each job of a queue.
 ///
-/// A handler whose job is lost is dropped at its next await. On shutdown the worker stops claiming and waits for its
+/// A handler whose job is lost is dropped at its next await. A handler that completes its job itself, by
+/// [`sql::complete`](super::sql::complete) in its own transaction, is left to end, and its job counts as completed. On shutdown the worker stops claiming and waits for its
 /// handlers until its shutdown budget is used up. Then it drops the remaining handlers and releases their jobs.
 ///
 /// ```
@@ -163,7 +158,8 @@ type OutcomeCallback = Arc<dyn Fn(&Job, &JobOutcome) + Send + Sync>;
 ///
 /// # async fn build(_: &str) -> Result<(), std::io::Error> { Ok(()) }
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
-/// # let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else { return Ok(()) };
+/// # let service = include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/services/example.rs"));
+/// # let Some(url) = service("TENURE_TEST_POSTGRES") else { return Ok(()) };
 /// # let table = format!("doc_worker_{}", std::process::id());
 /// # Schema::of_queue(&table)?.apply(&url).await?;
 /// # let queue = Queue::connect(&url, &table).await?;
@@ -424,20 +420,20 @@ where
             _ = &mut handling.0 => {}
             () = clock.sleep_until(clock.now() + ABORT_TIMEOUT) => {}
         }
-        return outcome_or_error(guard.release().await, JobOutcome::Released);
+        return outcome_or_error(guard.release().await, JobOutcome::Released, &job);
     };
     let failure = match done {
-        Ok(Ok(())) => return outcome_or_error(guard.complete().await, JobOutcome::Completed),
+        Ok(Ok(())) => return outcome_or_error(guard.complete().await, JobOutcome::Completed, &job),
         Ok(Err(failure)) => failure,
         Err(_) => Failure::retry("the handler panicked"),
     };
     let delay = match failure.action {
         FailureAction::Release => {
-            return outcome_or_error(guard.release().await, JobOutcome::Released);
+            return outcome_or_error(guard.release().await, JobOutcome::Released, &job);
         }
         FailureAction::Fail => {
             let failed = guard.fail(failure.why.clone()).await;
-            return outcome_or_error(failed, JobOutcome::Failed(failure.why));
+            return outcome_or_error(failed, JobOutcome::Failed(failure.why), &job);
         }
         FailureAction::RetryIn(delay) => delay,
         FailureAction::Retry => backoff(options, guard.attempt()),
@@ -445,7 +441,7 @@ where
     match guard.retry_in(delay, failure.why.clone()).await {
         Ok(true) => JobOutcome::Retried(failure.why),
         Ok(false) => JobOutcome::Failed(failure.why),
-        Err(error) => outcome_or_error(Err(error), JobOutcome::Released),
+        Err(error) => outcome_or_error(Err(error), JobOutcome::Released, &job),
     }
 }
 
@@ -458,9 +454,12 @@ impl<T> Drop for AbortOnDrop<T> {
     }
 }
 
-fn outcome_or_error(recorded: Result<()>, outcome: JobOutcome) -> JobOutcome {
+/// The outcome, once it was recorded; else the error. A job that the handler has completed itself, in SQL, is completed
+/// whatever the handler reports afterwards: the completion is final.
+fn outcome_or_error(recorded: Result<()>, outcome: JobOutcome, job: &Job) -> JobOutcome {
     match recorded {
         Ok(()) => outcome,
+        Err(_) if job.is_completed() => JobOutcome::Completed,
         Err(error) if error.kind() == ErrorKind::Lost => JobOutcome::Lost(error.to_string()),
         Err(error) => JobOutcome::Unsettled(error),
     }
@@ -478,10 +477,11 @@ fn backoff(options: &Options, attempt: u32) -> Duration {
 }
 
 fn is_permanent(error: &Error) -> bool {
-    matches!(
+    let kind = matches!(
         error.kind(),
         ErrorKind::Invalid | ErrorKind::Misconfigured | ErrorKind::Denied | ErrorKind::Shutdown
-    )
+    );
+    kind && !error.is_marked_transient()
 }
 
 impl<H> fmt::Debug for Worker<H> {

@@ -11,7 +11,10 @@ pub struct Capabilities {
     pub queue: QueueKind,
     /// Event that ends the hold of a dead holder.
     pub liveness: Liveness,
-    /// True if the store pushes changes, so that [`Store::changed`](super::Store::changed) resolves without polling.
+    /// True if the store pushes changes, so that [`Store::changed`](super::Store::changed) resolves without polling, also for changes by
+    /// other processes. A claim that is [contended](super::Answer::Contended) is then sent again on a change, and once per second as a
+    /// backstop; without push, after pauses that grow to a second by default. Waiters in a queue are woken by
+    /// [`Place::wait`](super::Place::wait) in either case.
     pub push: bool,
     /// Way in which a holder learns of a hand-off request.
     pub handoff: Handoff,
@@ -87,6 +90,9 @@ pub enum Handoff {
     None,
     /// The store pushes the request ([`Hold::event`](super::Hold::event)).
     Pushed,
+    /// The answer to a renewal says it ([`Renewed::handoff_requested`](super::Renewed::handoff_requested)), so the holder
+    /// learns of it within a third of the ttl.
+    OnRenewal,
     /// The holder polls ([`Hold::check_handoff`](super::Hold::check_handoff)).
     Polled {
         /// Polling interval.

@@ -58,21 +58,31 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
     fn capabilities(&self) -> Capabilities;
 
     /// Notice for the user if the storage of this store, such as a directory or bucket, was created just now; `None` if
-    /// it existed before, or if there is nothing to say. No I/O.
+    /// it existed before, or if there is nothing to say. No I/O. Default: `None`.
     fn creation_notice(&self) -> Option<String> {
         None
     }
 
-    /// Longest ttl that the store accepts; `None` if the store sets no limit of its own. No I/O.
+    /// Longest ttl that the store accepts; `None` if the store sets no limit of its own: the client refuses more than
+    /// 366 days in any case. No I/O. Default: `None`.
     fn max_ttl(&self) -> Option<Duration> {
         None
+    }
+
+    /// Checks that the store can name a lock by this key, beyond the rules for every [`Key`]. No I/O. Default: it can.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid`, with the reason. A claim of the key would fail in the same way.
+    fn check_key(&self, _key: &Key) -> Result<()> {
+        Ok(())
     }
 
     /// Durable key/value storage, on stores whose holds end with the process of the holder; `None` if this store has no
     /// such storage. No I/O.
     ///
     /// A store whose holds can outlive their process ([`Capabilities::detached`]) needs no such storage: there, a hold
-    /// itself is a durable record.
+    /// itself is a durable record. Default: `None`.
     fn durable_notes(&self) -> Option<&dyn DurableNotes> {
         None
     }
@@ -80,10 +90,13 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// Requests a hold, in one attempt.
     ///
     /// On [`Answer::Granted`] the caller holds the key from now on. On [`Answer::Queued`] the claim has a place in the
-    /// queue. On [`Answer::Contended`] the store kept nothing for the claim.
+    /// queue. On [`Answer::Contended`] the claim has neither; the store may keep a mark that shows it as a waiter, until
+    /// [`withdraw`](Self::withdraw).
     ///
     /// A claim is identified by its [`id`](Claim::id). A repeated claim never obtains a second hold: the store returns
-    /// what an earlier attempt obtained, either the place, or the grant with the same token.
+    /// what an earlier attempt obtained, either the place, or the grant with the same token. It may renew the lease of
+    /// that grant, but need not. Once the hold or place of an earlier attempt has ended, the claim is a new one, and its
+    /// grant has a new token.
     ///
     /// After a failure with `Unknown`, the acquire loop repeats the claim to find out its outcome. If the answer is a
     /// grant, the acquire loop confirms it by a renewal and counts the lease from that renewal, because the lease of
@@ -104,10 +117,32 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// result. Otherwise the hold or place ends with its lease or session.
     async fn claim(&self, claim: &Claim, limit: Duration) -> Result<Answer>;
 
+    /// Removes the mark that a claim with [`queue`](Claim::queue) left when it was answered with [`Answer::Contended`].
+    ///
+    /// Called at the end of an acquisition with such an answer, whether it was granted in the end or not. A process that
+    /// is killed does not call it, so a mark must expire on its own. A store without a queue marks waiting claims to
+    /// show them, and to tell the holder that one waits ([`Handoff::OnRenewal`](super::Handoff::OnRenewal)). Default:
+    /// nothing.
+    ///
+    /// # Errors
+    ///
+    /// An error has no consequence: the mark expires.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe to drop at any time: the mark expires.
+    async fn withdraw(&self, _claim: &Claim, _limit: Duration) -> Result<()> {
+        Ok(())
+    }
+
     /// Returns the hold that `handle` belongs to, so that this process can renew and release a hold of another process.
     ///
     /// Changes nothing at the store. Costs at most one read. A store may skip that read: if the hold has ended, the
     /// first renewal or release then fails with `NotHeld`.
+    ///
+    /// A handle proves the ownership of a hold: the fencing token, which is public, is not enough to resume it.
+    ///
+    /// Default: fails with `Unsupported`.
     ///
     /// # Errors
     ///
@@ -125,6 +160,8 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
     ///
     /// Never resolves without such a change, and may not resolve after one: the store may be unable to push
     /// ([`Capabilities::push`]), or a notification may be lost. The caller must poll as a backstop.
+    ///
+    /// Default: never resolves.
     ///
     /// # Errors
     ///
@@ -160,6 +197,8 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
     ///
     /// Reads every key of the page, and on some stores every key of the store.
     ///
+    /// Default: fails with `Unsupported`.
+    ///
     /// # Errors
     ///
     /// `Unsupported` without [`Capabilities::list`]. `Unavailable` if the store does not answer.
@@ -182,6 +221,11 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// renewal on a store that does not push. Until then two processes can believe that they hold the key; the fencing
     /// token distinguishes them. `reason` is for logs and the history.
     ///
+    /// The token alone tells the lock from the semaphore of the same key. So grants of the two should have different
+    /// tokens, for example from one counter per key: otherwise an eviction may break the other hold.
+    ///
+    /// Default: fails with `Unsupported`.
+    ///
     /// # Errors
     ///
     /// `NotHeld` if no hold of the key has this token: nothing was changed. `Contention` if concurrent writes prevented
@@ -194,7 +238,8 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
         Err(unsupported(self, "break a hold").on(key))
     }
 
-    /// Returns the recent events of a key, oldest first, as far back as the store keeps them.
+    /// Returns the recent events of a key, oldest first, as far back as the store keeps them. Default: fails with
+    /// `Unsupported`.
     ///
     /// # Errors
     ///
@@ -216,6 +261,8 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// Returns within about `limit`. A failure is a [`Finding`], not an error. The diagnosis removes the test data that
     /// it writes.
     ///
+    /// Default: no findings.
+    ///
     /// # Cancel safety
     ///
     /// Safe to drop at any time: no lock is affected. Test data that was not removed yet expires on its own, except
@@ -228,7 +275,7 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// of removed objects.
     ///
     /// Most stores keep no such data and return 0. Never removes a lock that is held or has waiters. Fencing tokens
-    /// never decrease because of a removal. Reads every key of the store.
+    /// never decrease because of a removal. Reads every key of the store. Default: removes nothing and returns 0.
     ///
     /// # Errors
     ///
@@ -244,7 +291,7 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// Closes the connections and files that the store itself keeps open.
     ///
     /// Does not release holds: each hold keeps its connection until its keeper has ended. New requests may fail with
-    /// [`ErrorKind::Shutdown`] afterwards.
+    /// [`ErrorKind::Shutdown`] afterwards. Default: does nothing.
     ///
     /// # Cancel safety
     ///
@@ -253,6 +300,14 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
 }
 
 /// Place of a claim in the queue of a key.
+///
+/// While its process lives, a waiter has a call of [`wait`](Self::wait) in flight nearly all the time: the acquire loop
+/// calls it again at once after [`Waited::StillQueued`], and repeats the claim soon after an error. The `limit` is at most
+/// 30 s, so the call itself must keep the place alive, if a place is kept by renewals.
+///
+/// A silent place, without such a call, ends after about the ttl of its claim or with its session. Until then it may
+/// block the queue, which the conformance suite accepts for twice the ttl and five seconds. A place that ends sooner than
+/// after a second or so loses its position after an error: the acquire loop pauses before it repeats the claim.
 ///
 /// Dropping a `Place` without [`abandon`](Self::abandon) has the effect of a crash: the claim stays in the queue until
 /// the store detects that the waiter is dead.
@@ -274,7 +329,8 @@ pub trait Place: fmt::Debug + Send {
 
     /// Leaves the queue, and releases a grant that has arrived meanwhile.
     ///
-    /// On success the claim has neither a place nor a hold. May be repeated.
+    /// On success the claim has neither a place nor a hold: other clients see that at once, or within about a second if
+    /// the store ends a session for it. May be repeated.
     ///
     /// # Errors
     ///
@@ -298,7 +354,8 @@ pub trait Hold: fmt::Debug + Send {
     /// On success the store keeps the hold for at least `ttl`, counted from the instant at which the store received the
     /// request. The holder counts from *before* it sent the request, so that its own deadline comes first.
     ///
-    /// A renewal never creates a hold and never takes one from another holder. Costs one round trip.
+    /// A renewal never creates a hold and never takes one from another holder. If the lease has ended, the store may
+    /// accept the renewal only as long as no other claim was granted since; it may also refuse it. Costs one round trip.
     ///
     /// # Errors
     ///
@@ -318,6 +375,7 @@ pub trait Hold: fmt::Debug + Send {
     /// Returns true if a hand-off was requested: a waiter has asked for the lock.
     ///
     /// Called only if [`Capabilities::handoff`] is [`Handoff::Polled`](super::Handoff::Polled), once per interval. Costs about one read.
+    /// Default: `false`.
     ///
     /// # Errors
     ///
@@ -333,7 +391,7 @@ pub trait Hold: fmt::Debug + Send {
     /// Waits for an event that the store pushes to the holder. May never resolve.
     ///
     /// A store that detects the end of a hold without a request, for example by a closed connection, must report that
-    /// end here at once.
+    /// end here at once. Default: never resolves.
     ///
     /// # Cancel safety
     ///
@@ -358,6 +416,7 @@ pub trait Hold: fmt::Debug + Send {
     async fn release(&mut self, limit: Duration) -> Result<()>;
 
     /// Secret that lets another process renew and release this hold; `None` if the hold cannot outlive its process.
+    /// Default: `None`.
     fn handle(&self) -> Option<Handle> {
         None
     }
@@ -365,13 +424,14 @@ pub trait Hold: fmt::Debug + Send {
     /// Revision of the record that represents the hold, on NATS; `None` on other stores.
     ///
     /// Every renewal changes the revision. Other programs that use the same bucket without tenure identify a hold by
-    /// its revision.
+    /// its revision. Default: `None`.
     fn revision(&self) -> Option<u64> {
         None
     }
 
     /// Lets the hold outlive this value, which is dropped afterwards: the hold lasts until its lease ends. Called only
-    /// if [`handle`](Self::handle) returns a handle. Resolves when the store has confirmed it.
+    /// if [`handle`](Self::handle) returns a handle. Resolves when the store has confirmed it. Default: fails with
+    /// `Unsupported`.
     ///
     /// # Errors
     ///
@@ -388,7 +448,7 @@ pub trait Hold: fmt::Debug + Send {
 
     /// Inline release of this hold, so that a guard need not wait for its keeper; `None` if a release takes a request.
     ///
-    /// The reference is weak, so that it cannot delay the end of the hold when this value is dropped.
+    /// The reference is weak, so that it cannot delay the end of the hold when this value is dropped. Default: `None`.
     fn release_inline(&self) -> Option<Weak<dyn ReleaseInline>> {
         None
     }
@@ -396,7 +456,7 @@ pub trait Hold: fmt::Debug + Send {
     /// Source of descriptors that keep this hold alive from another process; `None` if the hold does not depend on a
     /// descriptor.
     ///
-    /// The reference is weak, so that it cannot delay the end of the hold when this value is dropped.
+    /// The reference is weak, so that it cannot delay the end of the hold when this value is dropped. Default: `None`.
     #[cfg(unix)]
     fn keep_open(&self) -> Option<Weak<dyn KeepOpen>> {
         None
@@ -426,7 +486,8 @@ pub struct Grant {
     pub lease_start: LeaseStart,
     /// True if a waiter has already asked for the lock.
     pub handoff_requested: bool,
-    /// Number of grants of the key so far, including this one; `None` on stores that do not count every grant.
+    /// Number of grants of the key so far, including this one; `None` on stores that do not count every grant. The store
+    /// counts, over all clients: a counter in the client would miss the grants of other processes.
     ///
     /// If two grants have consecutive numbers, there was no grant between them. An election concludes from this that no
     /// other leader came between two of its terms.

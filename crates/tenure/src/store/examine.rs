@@ -89,17 +89,6 @@ pub(crate) fn latency(took: &[Duration]) -> Finding {
     ))
 }
 
-/// A duration in the largest unit that divides it, for messages: `24h`, `90m`, `45s`.
-pub(crate) fn in_whole_units(duration: Duration) -> String {
-    match duration.as_secs() {
-        _ if duration.subsec_nanos() > 0 => format!("{duration:.1?}"),
-        0 => "0s".to_owned(),
-        seconds if seconds % 3_600 == 0 => format!("{}h", seconds / 3_600),
-        seconds if seconds % 60 == 0 => format!("{}m", seconds / 60),
-        seconds => format!("{seconds}s"),
-    }
-}
-
 async fn probe(store: &dyn Store) -> Result<()> {
     let key = Key::new(PROBE_KEY)?;
     store.inspect(&key, KeySpace::Lock).await.map(|_| ())
@@ -129,6 +118,7 @@ fn describe_guarantees(can: &Capabilities) -> String {
     let handoff = match can.handoff {
         Handoff::None => "",
         Handoff::Pushed => "; a holder is notified of waiters",
+        Handoff::OnRenewal => "; a holder learns of waiters when it renews",
         Handoff::Polled { .. } => "; a holder polls for waiters",
     };
     let min = can.min_ttl;
@@ -190,18 +180,5 @@ mod tests {
         let slow = latency(&[Duration::from_millis(500); 5]);
         assert_eq!(slow.level, FindingLevel::Warning);
         assert!(slow.advice.as_ref().is_some_and(|advice| advice.contains("21s")), "{slow:?}");
-    }
-
-    #[test]
-    fn durations_are_printed_in_the_largest_whole_unit() {
-        for (duration, text) in [
-            (Duration::ZERO, "0s"),
-            (Duration::from_millis(1_500), "1.5s"),
-            (Duration::from_secs(45), "45s"),
-            (Duration::from_secs(5_400), "90m"),
-            (Duration::from_secs(86_400), "24h"),
-        ] {
-            assert_eq!(in_whole_units(duration), text);
-        }
     }
 }

@@ -75,7 +75,8 @@ use crate::{Error, ErrorKind, Result};
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
-/// # let Ok(url) = std::env::var("TENURE_TEST_NATS") else { return Ok(()) };
+/// # let service = include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/services/example.rs"));
+/// # let Some(url) = service("TENURE_TEST_NATS") else { return Ok(()) };
 /// # let url = format!("{url}/doc_{}", std::process::id());
 /// let store = tenure::NatsStore::connect(&url).await?; // nats://nats-1,nats-2,nats-3/locks
 /// let client = tenure::Client::with_store(std::sync::Arc::new(store));

@@ -66,7 +66,8 @@ use crate::{Clock, Error, ErrorKind, Result};
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
-/// # let Ok(endpoint) = std::env::var("TENURE_TEST_S3") else { return Ok(()) };
+/// # let service = include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/services/example.rs"));
+/// # let Some(endpoint) = service("TENURE_TEST_S3") else { return Ok(()) };
 /// # let url = format!("s3://locks/doc-{}?endpoint={endpoint}", std::process::id());
 /// let store = tenure::BucketStore::open(&url)?; // gs://our-locks/batch, s3://…, az://…
 /// let client = tenure::Client::with_store(std::sync::Arc::new(store));

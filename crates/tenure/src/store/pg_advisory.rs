@@ -1,5 +1,5 @@
 //! Locks on PostgreSQL's session advisory locks: no table, hand-over by the server's own queue, and the same locks that
-//! `pg_advisory_lock(key1, key2)` takes in any other program.
+//! `pg_advisory_lock(key1, key2)` takes in any other program, or with `?key=bigint` those of `pg_advisory_lock(key)`.
 //!
 //! A hold is one session, on a connection of its own, and ends with that session. If its process dies, the server frees
 //! the lock within milliseconds. If its process is frozen or cut off, the server ends the session after it was idle for
@@ -7,7 +7,8 @@
 //! before its last renewal was sent, and reports the loss before the server ends the session.
 //!
 //! **Keys.** `1234,5678` is the lock of these two numbers. Any other key is hashed to a pair: the first four bytes of
-//! its SHA-256 and the next four, as signed numbers.
+//! its SHA-256 and the next four, as signed numbers. With `?key=bigint` in the URL, `42` is the lock of this 64-bit
+//! number, and any other key is hashed to the first eight bytes of its SHA-256. Locks of the two forms are separate.
 //!
 //! **Poolers** in transaction mode share one session among several clients, and would grant one lock to all of them.
 //! They are detected and refused, as is a standby.
@@ -26,9 +27,12 @@
 //! join, evict, examine              its operations
 //! place, hold                       the wait of a claim; its hold
 //! claim                             the state of a claim
+//! wait                              the wait of a session, in the queue or standing by
 //! shared                            the sessions of a store
 //! inspect, session, terms           views; one session; the table of terms
-//! sql, tag, pair                    statements; identities; key numbers
+//! sql, queue_locks, tag             statements; limit of the queue; identities
+//! lock_id, pair                     key numbers
+//! options                           the options of the URL
 //! ```
 
 mod claim;
@@ -37,13 +41,17 @@ mod examine;
 mod hold;
 mod inspect;
 mod join;
+mod lock_id;
+mod options;
 mod pair;
 mod place;
+mod queue_locks;
 mod session;
 mod shared;
 mod sql;
 mod tag;
 mod terms;
+mod wait;
 
 use std::fmt;
 use std::future::Future;
@@ -55,13 +63,15 @@ use tenure_core::{FencingToken, Key};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use self::claim::AdvisoryClaims;
-use self::pair::Pair;
+pub(crate) use self::lock_id::LockId;
+use self::options::AdvisoryOptions;
+pub(crate) use self::options::KeyForm;
+pub(crate) use self::pair::Pair;
 use self::shared::AdvisoryShared;
 use super::pg::dial::ConnectFn;
 use super::pg::migrate;
 use super::pg::pool::Pool;
 use super::pg::settings::Settings;
-use super::pg::table::Table;
 use super::pg::watch;
 use super::{
     Answer, Capabilities, Claim, Finding, Handle, Handoff, Hold, KeySpace, KeyState, Liveness,
@@ -71,8 +81,6 @@ use crate::{Error, ErrorKind, Result};
 
 /// Shortest ttl. With a shorter one, a brief delay of the network or the server would lose the hold.
 const MIN_TTL: Duration = Duration::from_secs(1);
-/// Default time for which one statement blocks.
-const DEFAULT_WAIT: Duration = Duration::from_secs(15);
 /// Maximum number of keys per list.
 const MAX_LISTED_KEYS: usize = 500;
 
@@ -80,7 +88,8 @@ const MAX_LISTED_KEYS: usize = 500;
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
-/// # let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else { return Ok(()) };
+/// # let service = include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/services/example.rs"));
+/// # let Some(url) = service("TENURE_TEST_POSTGRES") else { return Ok(()) };
 /// let store = tenure::PgAdvisoryStore::open(&url)?; // postgres+advisory://app@db.example/app
 /// let client = tenure::Client::with_store(std::sync::Arc::new(store));
 /// let guard = client.lock("1234,5678").acquire().await?; // pg_advisory_lock(1234, 5678)
@@ -97,10 +106,12 @@ impl PgAdvisoryStore {
     /// Opens the store that a `postgres+advisory:` URL names; `postgres:` and `postgresql:` are accepted, too. It
     /// connects when it is first used.
     ///
-    /// The URL is read as libpq reads it, with two further options. `wait=MILLISECONDS`, 15000 by default, is the time
-    /// for which one statement blocks for a lock before it is sent again; while it blocks, VACUUM cannot remove rows
-    /// that died since it began. `terms=SCHEMA.NAME` names a table in which grants are counted, see
-    /// [`schema`](Self::schema).
+    /// The URL is read as libpq reads it, with four further options. `key=bigint` makes keys of 64-bit numbers instead of
+    /// pairs, see [the forms](crate::postgres#keys). `wait=MILLISECONDS`, 15000 by default, is the time
+    /// for which one statement blocks for a lock before it is sent again, unless half the ttl is shorter; while it
+    /// blocks, VACUUM cannot remove rows that died since it began. `queue=NUMBER`, 4 by default, is the number of
+    /// sessions, of all processes, that block for one lock; further waiters stand by. `terms=SCHEMA.NAME` names a table
+    /// in which grants are counted, see [`schema`](Self::schema).
     ///
     /// # Errors
     ///
@@ -110,15 +121,8 @@ impl PgAdvisoryStore {
             Some(("postgres+advisory" | "postgresql+advisory", rest)) => format!("postgres:{rest}"),
             _ => url.to_owned(),
         };
-        let (settings, own) = Settings::parse(&plain, &["wait", "terms"])?;
-        let (mut wait, mut terms) = (DEFAULT_WAIT, None);
-        for (name, value) in own {
-            match &*name {
-                "wait" => wait = parse_wait(&value)?,
-                _ => terms = Some(Table::parse(&value, "terms=")?),
-            }
-        }
-        Ok(Self::new(settings, wait, terms))
+        let (settings, own) = Settings::parse(&plain, AdvisoryOptions::NAMES)?;
+        Ok(Self::new(settings, AdvisoryOptions::parse(own)?))
     }
 
     /// SQL that creates the table that `terms=` names; `None` if the URL names no table, since locks need none.
@@ -128,7 +132,7 @@ impl PgAdvisoryStore {
     /// had a term in between; if so, `on_lost` and `on_acquired` are called. Only participants that name the same table
     /// are counted.
     pub fn schema(&self) -> Option<String> {
-        self.shared.terms.as_deref().map(terms::sql)
+        self.shared.terms.as_deref().map(|table| terms::sql(table, self.shared.form))
     }
 
     /// Runs [`schema`](Self::schema), if there is any.
@@ -170,19 +174,13 @@ impl PgAdvisoryStore {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        Self::new(ConnectFn::new(connect).into(), DEFAULT_WAIT, None)
+        Self::new(ConnectFn::new(connect).into(), AdvisoryOptions::default())
     }
 
-    fn new(settings: Settings, wait: Duration, terms: Option<Table>) -> Self {
-        let shared = Arc::new(AdvisoryShared::new(settings, wait, terms));
+    fn new(settings: Settings, options: AdvisoryOptions) -> Self {
+        let shared = Arc::new(AdvisoryShared::new(settings, options));
         Self { shared, claims: Arc::default() }
     }
-}
-
-fn parse_wait(text: &str) -> Result<Duration> {
-    let ms = text.trim_end_matches("ms").parse().ok().filter(|ms| (1..=600_000).contains(ms));
-    let message = "invalid wait: give a time between 1ms and 600000ms, as in wait=15000ms";
-    ms.map(Duration::from_millis).ok_or_else(|| Error::new(ErrorKind::Invalid, message))
 }
 
 #[async_trait]
@@ -204,6 +202,14 @@ impl Store for PgAdvisoryStore {
         }
     }
 
+    fn max_ttl(&self) -> Option<Duration> {
+        Some(join::MAX_TTL)
+    }
+
+    fn check_key(&self, key: &Key) -> Result<()> {
+        LockId::of(self.shared.form, key).map(drop)
+    }
+
     async fn claim(&self, claim: &Claim, limit: Duration) -> Result<Answer> {
         let by = self.shared.clock.now() + limit;
         let answered = join::claim(&self.shared, &self.claims, claim, by).await;
@@ -215,7 +221,8 @@ impl Store for PgAdvisoryStore {
     }
 
     async fn changed(&self, key: &Key, space: KeySpace, since: Version) -> Result<()> {
-        let named = Pair::of(key)?.key().filter(|_| space == KeySpace::Lock);
+        let lock = LockId::of(self.shared.form, key)?;
+        let named = lock.key().filter(|_| space == KeySpace::Lock);
         match named {
             Some(key) => watch::changed(&self.shared, (0, key), since).await,
             None => std::future::pending().await,

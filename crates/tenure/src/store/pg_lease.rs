@@ -54,6 +54,7 @@ use tokio_postgres::types::{ToSql, Type};
 use self::hold::LeaseHold;
 use self::hold_name::{HoldName, space_number};
 use self::shared::{DEFAULT_TABLE, LeaseShared, REQUEST_TIMEOUT};
+use self::sql::LeaseStatements;
 use super::pg::migrate;
 use super::pg::settings::Settings;
 use super::pg::table::Table;
@@ -70,7 +71,8 @@ const MIN_TTL: Duration = Duration::from_secs(1);
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
-/// # let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else { return Ok(()) };
+/// # let service = include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/services/example.rs"));
+/// # let Some(url) = service("TENURE_TEST_POSTGRES") else { return Ok(()) };
 /// # let url = format!("{url}{}table=doc_{}", if url.contains('?') { '&' } else { '?' }, std::process::id());
 /// let store = tenure::PgLeaseStore::open(&url)?; // postgres://app@db.example/app
 /// store.apply_schema().await?; // once, or `tenure schema --apply`
@@ -131,7 +133,7 @@ impl PgLeaseStore {
         let by = self.0.clock.now() + REQUEST_TIMEOUT;
         let mut connection = self.0.connection(by).await?;
         self.0.incarnation.ensure_epoch(&mut connection, by).await?;
-        Ok([self.0.incarnation.fill(&self.0.sql.take), self.0.sql.release.clone()])
+        Ok([self.0.incarnation.fill(&self.0.sql().take), self.0.sql().release.clone()])
     }
 
     async fn inspect_rows(&self, key: &Key, space: KeySpace) -> Result<Vec<Row>> {
@@ -139,7 +141,7 @@ impl PgLeaseStore {
         let by = self.0.clock.now() + REQUEST_TIMEOUT;
         let parameters: [(&(dyn ToSql + Sync), Type); 2] =
             [(&spaces, Type::INT2_ARRAY), (&keys, Type::TEXT_ARRAY)];
-        Ok(self.0.ask(&self.0.sql.inspect, &parameters, by).await?.0)
+        Ok(self.0.ask(|sql| &sql.inspect, &parameters, by).await?.0)
     }
 }
 
@@ -156,7 +158,7 @@ impl Store for PgLeaseStore {
             queue: QueueKind::None,
             liveness: Liveness::Lease,
             push: true,
-            handoff: Handoff::None,
+            handoff: Handoff::OnRenewal,
             shared: true,
             semaphore: true,
             detached: true,
@@ -171,6 +173,11 @@ impl Store for PgLeaseStore {
     async fn claim(&self, claim: &Claim, limit: Duration) -> Result<Answer> {
         let answered = join::claim(&self.0, claim, limit).await;
         answered.map_err(|error| error.on(&claim.key).at(self))
+    }
+
+    async fn withdraw(&self, claim: &Claim, limit: Duration) -> Result<()> {
+        let withdrawn = join::withdraw(&self.0, claim, limit).await;
+        withdrawn.map_err(|error| error.on(&claim.key).at(self))
     }
 
     async fn resume(&self, key: &Key, handle: &Handle) -> Result<Box<dyn Hold>> {
@@ -200,7 +207,7 @@ impl Store for PgLeaseStore {
         let by = self.0.clock.now() + REQUEST_TIMEOUT;
         let parameters: [(&(dyn ToSql + Sync), Type); 3] =
             [(&space_number(space), Type::INT2), (&prefix, Type::TEXT), (&after, Type::TEXT)];
-        let answer = self.0.ask(&self.0.sql.list, &parameters, by).await;
+        let answer = self.0.ask(|sql| &sql.list, &parameters, by).await;
         let (rows, _) = answer.map_err(|error| error.at(self))?;
         Ok(inspect::states(&rows, space))
     }
@@ -208,7 +215,9 @@ impl Store for PgLeaseStore {
     async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
         let number = |half: u64| i64::try_from(half).unwrap_or(-1);
         let (epoch, number) = (number(token.epoch()), number(token.number()));
-        for sql in [&self.0.sql.evict, &self.0.sql.evict_shared] {
+        let statements: [fn(&LeaseStatements) -> &str; 2] =
+            [|sql| &sql.evict, |sql| &sql.evict_shared];
+        for sql in statements {
             let by = self.0.clock.now() + REQUEST_TIMEOUT;
             let parameters: [(&(dyn ToSql + Sync), Type); 3] =
                 [(&key.as_str(), Type::TEXT), (&epoch, Type::INT8), (&number, Type::INT8)];
@@ -235,6 +244,11 @@ impl Store for PgLeaseStore {
             Err(error) => findings.push(Finding::error("queues", &error.at(self))),
         }
         findings
+    }
+
+    async fn clean(&self, older_than: Duration) -> Result<u64> {
+        let cleaned = join::clean_marks(&self.0, older_than).await;
+        cleaned.map_err(|error| error.at(self))
     }
 
     async fn close(&self) {

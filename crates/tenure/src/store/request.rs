@@ -16,7 +16,7 @@ use super::view::Version;
 #[non_exhaustive]
 #[expect(clippy::struct_excessive_bools, reason = "each option is independent of the others")]
 pub struct Claim {
-    /// Identity of this claim, the same for every attempt. Unique across processes, and not a secret.
+    /// Identity of this claim, the same for every attempt. Unique over all keys and processes, and not a secret.
     pub id: u128,
     /// Key to hold.
     pub key: Key,
@@ -26,8 +26,11 @@ pub struct Claim {
     pub ttl: Duration,
     /// Identity of the claimant.
     pub by: Arc<Identity>,
-    /// Take a place in the queue if the key is held. If false, no new place is taken; a place that an earlier attempt
-    /// of this claim took is still returned.
+    /// Take a place in the queue if the key cannot be granted at once. If false, the answer is
+    /// [`Contended`](super::Answer::Contended) instead, but a place that an earlier attempt of this claim took is still
+    /// returned. Either way, the claim does not overtake the waiters of a first-come-first-served queue: while they
+    /// wait, it is not granted, even if the key has no holder. On PostgreSQL's advisory locks this applies to waiters in
+    /// the server's queue: the claim may overtake those that stand by for a place there.
     pub queue: bool,
     /// Fail with [`ErrorKind::Contention`](crate::ErrorKind::Contention) if another claim has the only place in the queue. Set only for stores with
     /// [`QueueKind::Single`](super::QueueKind::Single).

@@ -1,25 +1,33 @@
 //! Options in the URL of a store: `?name=value&name=value`.
 
-#[cfg(any(feature = "nats", feature = "postgres", feature = "server"))]
+#[cfg(any(feature = "nats", feature = "server"))]
 use tenure_core::escape::Escape;
 
+#[cfg(any(
+    all(unix, feature = "file"),
+    feature = "nats",
+    feature = "object",
+    feature = "server"
+))]
 use crate::{Error, ErrorKind};
 
 /// Longest name of an option that an error repeats.
 const MAX_SHOWN_NAME: usize = 32;
 
 /// One option of a URL.
+#[cfg(any(all(unix, feature = "file"), feature = "nats", feature = "object", feature = "server"))]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UrlOption<'a> {
     pub(crate) name: &'a str,
     /// Value as the URL has it, with its escapes; empty if there is no `=`.
     pub(crate) value: &'a str,
     /// The whole option.
-    #[cfg(any(all(unix, feature = "file"), feature = "postgres"))]
+    #[cfg(all(unix, feature = "file"))]
     pub(crate) text: &'a str,
 }
 
 /// Splits a URL into the part before its `?`, and its options.
+#[cfg(any(all(unix, feature = "file"), feature = "nats", feature = "object", feature = "server"))]
 pub(crate) fn split(url: &str) -> (&str, impl Iterator<Item = UrlOption<'_>>) {
     let (location, query) = url.split_once('?').unwrap_or((url, ""));
     let options = query.split('&').filter(|text| !text.is_empty()).map(|text| {
@@ -27,16 +35,17 @@ pub(crate) fn split(url: &str) -> (&str, impl Iterator<Item = UrlOption<'_>>) {
         UrlOption {
             name,
             value,
-            #[cfg(any(all(unix, feature = "file"), feature = "postgres"))]
+            #[cfg(all(unix, feature = "file"))]
             text,
         }
     });
     (location, options)
 }
 
+#[cfg(any(all(unix, feature = "file"), feature = "nats", feature = "object", feature = "server"))]
 impl UrlOption<'_> {
     /// Value without its escapes. An error shows only the name: the value may be a secret.
-    #[cfg(any(feature = "nats", feature = "postgres", feature = "server"))]
+    #[cfg(any(feature = "nats", feature = "server"))]
     pub(crate) fn decoded(&self) -> crate::Result<String> {
         let bytes = Escape::PERCENT.decode(self.value);
         let text = bytes.and_then(|bytes| String::from_utf8(bytes).ok());
@@ -63,12 +72,6 @@ impl UrlOption<'_> {
     }
 
     /// Error for an option that the store does not have. `store` is its name with an article.
-    #[cfg(any(
-        all(unix, feature = "file"),
-        feature = "nats",
-        feature = "object",
-        feature = "server"
-    ))]
     pub(crate) fn unknown(&self, store: &str, supported: &[&str]) -> Error {
         let name = if is_shown(self.name) { format!(" {:?}", self.name) } else { String::new() };
         let message = format!(
@@ -84,7 +87,10 @@ pub(crate) fn is_shown(name: &str) -> bool {
     name.len() <= MAX_SHOWN_NAME && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
 }
 
-#[cfg(test)]
+#[cfg(all(
+    test,
+    any(all(unix, feature = "file"), feature = "nats", feature = "object", feature = "server")
+))]
 mod tests {
     use super::*;
 
@@ -97,12 +103,6 @@ mod tests {
         assert_eq!(split("h").1.count() + split("h?").1.count(), 0);
     }
 
-    #[cfg(any(
-        all(unix, feature = "file"),
-        feature = "nats",
-        feature = "object",
-        feature = "server"
-    ))]
     #[test]
     fn unknown_option_is_named_unless_it_may_be_a_secret() {
         let error = |url: &str| {
@@ -122,7 +122,7 @@ mod tests {
         }
     }
 
-    #[cfg(any(feature = "nats", feature = "postgres", feature = "server"))]
+    #[cfg(any(feature = "nats", feature = "server"))]
     #[test]
     fn values_are_decoded_and_errors_do_not_show_them() {
         let decoded = |url: &str| split(url).1.next().unwrap().decoded();

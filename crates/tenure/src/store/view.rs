@@ -77,6 +77,10 @@ impl WaiterState {
 }
 
 /// Version of the state of a key: equal as long as [`Store::inspect`](super::Store::inspect) shows the same holders and waiters.
+///
+/// A renewal does not change it. A value may recur with the same state, for example whenever the key is free; the holds
+/// of two grants are never the same, whatever their claims. Versions have no order, and are compared only with versions
+/// of the same key from the same store value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Version(pub u128);
 

@@ -51,5 +51,5 @@ async fn files_pass_the_suite() {
     expected.min_ttl = Duration::from_millis(1);
     assert_eq!(folder.open().capabilities(), expected);
     let report = conformance::run(InFiles(folder)).await;
-    report.expect(58);
+    report.expect(67);
 }

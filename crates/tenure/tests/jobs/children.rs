@@ -172,7 +172,8 @@ fn schema_adds_to_tables_that_inherit_what_they_lack() {
                 assert!(names.iter().any(|it| it.ends_with(&name)), "{name}: {names:?}");
             }
             let claim = format!(
-                "UPDATE ONLY {table} SET locked_by = 'plain' WHERE id % 1000 = 1 RETURNING lease_token"
+                "UPDATE ONLY {table} SET locked_by = 'plain', locked_until = now() + interval '5 minutes'
+                 WHERE id % 1000 = 1 RETURNING lease_token"
             );
             assert_eq!(db.query_one(&claim, &[]).await.unwrap().get::<_, i64>(0), 1, "{table}");
         }

@@ -186,14 +186,22 @@ fn a_cleanup_that_is_executed_late_releases_no_job_that_was_claimed_since() {
 fn a_restart_of_the_server_loses_no_job_and_ends_no_work() {
     let Some(mut server) = Server::start() else { return };
     with_scene(&server.url(), async move |scene| {
-        let queue = scene.queue_with(Options::default().lease(Duration::from_secs(20))).await;
+        let (sender, mut outages) = tokio::sync::mpsc::unbounded_channel();
+        let queue = Queue::builder()
+            .options(Options::default().lease(Duration::from_secs(20)))
+            // Only a test that is over reads no reports.
+            .on_outage(move |outage| drop(sender.send(outage.to_string())))
+            .connect(&scene.url, &scene.table())
+            .await
+            .unwrap();
         let ids = fill(&queue, 3).await;
         let mut jobs = queue.claim_many(2).await.unwrap();
         let (first, second) = (jobs.remove(0), jobs.remove(0));
         server.down();
         let completing = tokio::spawn(first.complete());
         assert!(queue.claim().await.is_err(), "nobody is there");
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        let outage = outages.recv().await.expect("reported");
+        assert!(outage.contains("away"), "{outage}");
         server.up();
         completing.await.unwrap().expect("said again until it was heard");
         assert_eq!(state(&queue, &ids[0]).await, JobState::Completed);

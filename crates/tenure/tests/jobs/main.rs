@@ -4,6 +4,7 @@
 
 mod checkpoints;
 mod children;
+mod completing;
 mod crowds;
 mod faults;
 mod glance;
@@ -12,7 +13,9 @@ mod input;
 #[path = "../pg_advisory/link.rs"]
 mod link;
 mod plain;
+mod prepared;
 mod queue;
+mod rows;
 mod schema;
 #[allow(dead_code, reason = "shared with the tests of locks")]
 #[path = "../pg_lease/server.rs"]
@@ -20,4 +23,6 @@ mod server;
 #[path = "../services/mod.rs"]
 mod services;
 mod support;
+mod tables;
+mod transactions;
 mod worker;

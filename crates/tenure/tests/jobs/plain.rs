@@ -126,6 +126,110 @@ fn each_excludes_the_other_and_a_plain_claim_raises_the_token() {
     });
 }
 
+/// Saves a row as an object-relational mapper does: every column, as it was read and with some changes.
+async fn save(db: &tokio_postgres::Client, read: &str, changes: &str) {
+    let sql = format!(
+        "UPDATE sync_jobs AS t SET priority = r.priority, created_at = r.created_at, completed_at = r.completed_at,
+             failed_at = r.failed_at, error_message = r.error_message, payload = r.payload, unique_key = r.unique_key,
+             locked_until = r.locked_until, locked_by = r.locked_by, attempts = r.attempts, max_attempts = r.max_attempts,
+             lease_token = r.lease_token
+         FROM (SELECT (jsonb_populate_record(NULL::sync_jobs, $1::text::jsonb || {changes})).*) AS r WHERE t.id = r.id"
+    );
+    assert_eq!(db.execute(&sql, &[&read]).await.unwrap(), 1);
+}
+
+async fn read(db: &tokio_postgres::Client) -> String {
+    db.query_one("SELECT to_jsonb(t)::text FROM sync_jobs AS t", &[]).await.unwrap().get(0)
+}
+
+/// Changes of a program that claims for five minutes, or renews its claim.
+const LEASE: &str =
+    "jsonb_build_object('locked_by', 'orm', 'locked_until', now() + interval '5 minutes')";
+
+#[test]
+fn a_program_that_saves_whole_rows_uses_up_no_attempts() {
+    let Some(url) = services::postgres() else { return };
+    with_scene(&url, async |scene| {
+        let queue = scene.queue_with(Options::default().lease(Duration::from_secs(2))).await;
+        let db = scene.connect().await;
+        let id = fill(&queue, 1).await.remove(0);
+        let counted = async || {
+            let row = queue.show(&id).await.unwrap().unwrap();
+            (row.lease_token, row.attempts)
+        };
+        let free = read(&db).await;
+        save(&db, &free, "'{\"priority\": 3}'").await;
+        assert_eq!(counted().await, (0, 0), "a change of another column");
+        save(&db, &free, LEASE).await;
+        assert_eq!(counted().await, (1, 1), "a claim");
+        for _ in 0..3 {
+            save(&db, &read(&db).await, LEASE).await;
+        }
+        assert_eq!(counted().await, (1, 1), "heartbeats");
+        save(&db, &free, LEASE).await;
+        assert_eq!(counted().await, (1, 1), "a heartbeat with what was read before the claim");
+        db.execute("UPDATE sync_jobs SET locked_until = clock_timestamp()", &[]).await.unwrap();
+        save(&db, &free, LEASE).await;
+        assert_eq!(counted().await, (2, 2), "a claim of the same name after its lease");
+        save(&db, &read(&db).await, "'{\"locked_by\": null, \"locked_until\": null}'").await;
+        assert_eq!(counted().await, (2, 2), "a release");
+        let ours = queue.claim().await.unwrap().unwrap();
+        let held = read(&db).await;
+        save(&db, &held, "'{\"priority\": 4}'").await;
+        assert_eq!(counted().await, (3, 3), "our own claim, and a change of another column");
+        let lost = tokio::time::timeout(Duration::from_secs(3), ours.lost()).await;
+        assert!(lost.is_err(), "its heartbeats go on: {lost:?}");
+        // What was read before our claim comes back: the token must not, or the next claim would have ours again.
+        save(&db, &free, "'{}'").await;
+        assert_eq!(counted().await, (3, 3));
+        let again = queue.claim().await.unwrap().unwrap();
+        assert_eq!(again.lease_token(), 4);
+        assert_eq!(ours.complete().await.unwrap_err().kind(), ErrorKind::Lost);
+    });
+}
+
+#[test]
+fn schema_replaces_the_trigger_that_counted_every_update() {
+    let Some(url) = services::postgres() else { return };
+    with_scene(&url, async |scene| {
+        let db = scene.connect().await;
+        let old = "
+            CREATE OR REPLACE FUNCTION sync_jobs_tenure_claimed() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN
+                NEW.lease_token := OLD.lease_token + 1;
+                NEW.attempts := OLD.attempts + 1;
+                RETURN NEW;
+            END $$;
+            DROP TRIGGER sync_jobs_tenure_claimed ON sync_jobs;
+            CREATE TRIGGER sync_jobs_tenure_claimed BEFORE UPDATE OF locked_by ON sync_jobs FOR EACH ROW
+                WHEN (NEW.locked_by <> '~retry' AND NEW.lease_token = OLD.lease_token)
+                EXECUTE FUNCTION sync_jobs_tenure_claimed();
+            CREATE TABLE child (PRIMARY KEY (id)) INHERITS (sync_jobs);
+            CREATE TRIGGER sync_jobs_tenure_claimed BEFORE UPDATE OF locked_by ON child FOR EACH ROW
+                WHEN (NEW.locked_by <> '~retry' AND NEW.lease_token = OLD.lease_token)
+                EXECUTE FUNCTION sync_jobs_tenure_claimed();
+            INSERT INTO sync_jobs (id, locked_by, locked_until) VALUES (1, 'orm', now() + interval '1 h');
+            INSERT INTO child (id, locked_by, locked_until) VALUES (2, 'orm', now() + interval '1 h')";
+        db.batch_execute(old).await.unwrap();
+        let saved = async || {
+            let heartbeat =
+                "UPDATE sync_jobs SET locked_by = 'orm', locked_until = now() + interval '2 h'";
+            db.execute(heartbeat, &[]).await.unwrap();
+            let sum = "SELECT sum(attempts)::int8 FROM sync_jobs";
+            db.query_one(sum, &[]).await.unwrap().get::<_, i64>(0)
+        };
+        assert_eq!(saved().await, 2, "the old trigger");
+        let triggers = "SELECT string_agg(oid::text, ' ' ORDER BY oid) FROM pg_trigger
+             WHERE tgrelid IN ('sync_jobs'::regclass, 'child'::regclass)";
+        scene.migrate().await;
+        let first: String = db.query_one(triggers, &[]).await.unwrap().get(0);
+        scene.migrate().await;
+        let second: String = db.query_one(triggers, &[]).await.unwrap().get(0);
+        assert_eq!(first, second, "replaced once");
+        assert_eq!(saved().await, 2, "heartbeats count nothing");
+    });
+}
+
 #[test]
 fn delayed_job_is_not_claimable_by_plain_workers() {
     let Some(url) = services::postgres() else { return };

@@ -44,12 +44,14 @@ fn job_of_higher_priority_is_claimed_next_even_if_enqueued_late() {
         let held = queue.claim_many(5).await.unwrap();
         // Enqueued through another handle, so that this queue is not notified.
         other.enqueue(job("\"urgent\"").priority(9)).await.unwrap();
+        // Longer than `RESUME_WINDOW` (50 ms): until then a claim continues where the last one ended, on purpose.
         tokio::time::sleep(Duration::from_millis(60)).await;
         let urgent = queue.claim().await.unwrap().unwrap();
         assert_eq!(urgent.payload(), "\"urgent\"");
         // What comes back is claimed before what is younger.
         let oldest = held.into_iter().next().unwrap();
         oldest.release().await.unwrap();
+        // As above.
         tokio::time::sleep(Duration::from_millis(60)).await;
         assert_eq!(queue.claim().await.unwrap().unwrap().payload(), "0");
     });

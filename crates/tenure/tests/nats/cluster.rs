@@ -8,7 +8,7 @@ use tenure::{Client, FencingToken};
 
 use crate::raw::Raw;
 use crate::services;
-use crate::support::{Cluster, connect, unique};
+use crate::support::{Cluster, connect, unique, until};
 
 const CLIENTS: usize = 5;
 /// Shorter than an election: every fault of a leader ends a hold.
@@ -74,11 +74,14 @@ async fn run(program: &str, faults: &[Fault], every: Duration, back_within: Dura
     let raw = Raw::connect(&url).await;
     let long = client.lock("long").ttl(Duration::from_secs(60)).acquire().await.expect("free");
     let stop = Arc::new(AtomicBool::new(false));
+    let served: [Arc<AtomicBool>; CLIENTS] = Default::default();
     let mut clients = tokio::task::JoinSet::new();
     for name in 0..CLIENTS {
-        clients.spawn(take_turns(connect(&url).await, name, Arc::clone(&stop)));
+        let served = Arc::clone(&served[name]);
+        clients.spawn(take_turns(connect(&url).await, name, Arc::clone(&stop), served));
     }
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    until("a turn of each client", async || served.iter().all(|turn| turn.load(Ordering::SeqCst)))
+        .await;
     let mut windows = Vec::new();
     for fault in faults {
         let begun = Instant::now();
@@ -115,7 +118,12 @@ async fn first_client(url: &str) -> Client {
 }
 
 /// Acquires and releases the lock repeatedly.
-async fn take_turns(client: Client, name: usize, stop: Arc<AtomicBool>) -> Vec<Turn> {
+async fn take_turns(
+    client: Client,
+    name: usize,
+    stop: Arc<AtomicBool>,
+    served: Arc<AtomicBool>,
+) -> Vec<Turn> {
     let mut turns = Vec::new();
     while !stop.load(Ordering::SeqCst) {
         let request = client.lock("contended").ttl(TTL).id(format!("client-{name}"));
@@ -137,6 +145,7 @@ async fn take_turns(client: Client, name: usize, stop: Arc<AtomicBool>) -> Vec<T
         }
         turns.extend(turn);
         let _ = guard.release().await;
+        served.store(true, Ordering::SeqCst);
     }
     turns
 }

@@ -237,7 +237,11 @@ async fn a_waiter_too_slow_for_its_news_is_cut_off_and_gets_its_lock() {
     let request = slow.lock("key").ttl(ttl).timeout(Duration::from_secs(60));
     let waiting = request.enqueue().await.expect("enqueued");
     // It has looked, and is told of changes from here on.
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    let raw = Raw::connect(&format!("{}/{name}", server.url())).await;
+    until("a consumer", async || {
+        raw.info().await.is_some_and(|info| info["state"]["consumer_count"] == 1)
+    })
+    .await;
     proxy.stall(true);
     // What it does not read piles up: every round is two changes of its key.
     let long = "x".repeat(200);

@@ -93,7 +93,7 @@ async fn one_server_passes_the_suite() {
     let mut harness = OnNats::new(&server.url(), "");
     harness.server = Some(Mutex::new(server));
     harness.check(OURS).await;
-    conformance::run(harness).await.expect(65);
+    conformance::run(harness).await.expect(72);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -101,7 +101,7 @@ async fn an_older_server_passes_the_suite() {
     let Some(url) = services::nats_older() else { return };
     let harness = OnNats::new(&url, "");
     harness.check(OURS).await;
-    conformance::run(harness).await.expect(64);
+    conformance::run(harness).await.expect(71);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -109,7 +109,7 @@ async fn a_cluster_passes_the_suite() {
     let Some(url) = services::nats_cluster() else { return };
     let harness = OnNats::new(&url, "?replicas=3");
     harness.check(OURS).await;
-    conformance::run(harness).await.expect(64);
+    conformance::run(harness).await.expect(71);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -123,7 +123,7 @@ async fn a_queue_in_order_passes_the_suite() {
             can
         })
         .await;
-    conformance::run(harness).await.expect(68);
+    conformance::run(harness).await.expect(78);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -139,5 +139,5 @@ async fn the_form_of_nlock_passes_what_it_can_promise() {
             can
         })
         .await;
-    conformance::run(harness).await.expect(58);
+    conformance::run(harness).await.expect(61);
 }

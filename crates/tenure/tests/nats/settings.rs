@@ -70,7 +70,16 @@ async fn take_names(client: &Client, count: usize) {
 }
 
 fn check(error: &Error, parts: &[&str]) {
-    assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
+    check_kind(error, ErrorKind::Misconfigured, parts);
+}
+
+/// As [`check`], for a bucket without room: a claim waits for room, and `try_acquire` fails with the reason.
+fn check_full(error: &Error, parts: &[&str]) {
+    check_kind(error, ErrorKind::Unavailable, parts);
+}
+
+fn check_kind(error: &Error, kind: ErrorKind, parts: &[&str]) {
+    assert_eq!(error.kind(), kind, "{error}");
     for part in parts {
         assert!(error.to_string().contains(part), "no {part:?} in: {error}");
     }
@@ -219,8 +228,8 @@ async fn a_full_bucket_is_named_by_the_write_that_it_refuses() {
     let (url, _raw) = make(&server, &json!({ "max_msgs": 2 })).await;
     let client = connect(&url).await;
     take_names(&client, 2).await;
-    let error = client.lock("third").ttl(TTL).timeout(LIMIT).acquire().await.expect_err("no room");
-    check(&error, &["is full", "max_msgs is 2", "--max-msgs=-1"]);
+    let error = client.lock("third").ttl(TTL).try_acquire().await.expect_err("no room");
+    check_full(&error, &["is full", "max_msgs is 2", "--max-msgs=-1"]);
     // Names that have a record are written in its place.
     client.lock("other-1").ttl(TTL).acquire().await.expect("free").release().await.expect("held");
 
@@ -234,8 +243,8 @@ async fn a_full_bucket_is_named_by_the_write_that_it_refuses() {
     {
         fills += 1;
     }
-    let error = client.lock("next").ttl(TTL).timeout(LIMIT).acquire().await.expect_err("no room");
-    check(&error, &["is full", "max_bytes is 900", "--max-bytes=-1"]);
+    let error = client.lock("next").ttl(TTL).try_acquire().await.expect_err("no room");
+    check_full(&error, &["is full", "max_bytes is 900", "--max-bytes=-1"]);
     drop(guard);
 
     let (url, _raw) = make(&server, &json!({ "max_msg_size": 100 })).await;
@@ -243,6 +252,62 @@ async fn a_full_bucket_is_named_by_the_write_that_it_refuses() {
     let request = client.lock("key").ttl(TTL).timeout(LIMIT);
     let error = request.acquire().await.expect_err("too long");
     check(&error, &["max_msg_size is 100", "--max-msg-size=-1"]);
+}
+
+/// Reports of an outage, in their order.
+type Reports = tokio::sync::mpsc::UnboundedReceiver<String>;
+
+/// Acquires "key" in a task, and returns the reports of its outage.
+fn acquire_reported(
+    client: &Client,
+    fair: bool,
+) -> (tokio::task::JoinHandle<tenure::Result<tenure::Guard>>, Reports) {
+    let (sender, reports) = tokio::sync::mpsc::unbounded_channel();
+    let report = move |outage: &tenure::StoreOutage| {
+        // Only a test that is over reads no reports.
+        let _ = sender.send(format!("{outage:?}"));
+    };
+    let request = client.lock("key").ttl(TTL).timeout(Duration::from_secs(30)).on_outage(report);
+    let request = if fair { request.fair() } else { request };
+    (tokio::spawn(request.acquire()), reports)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_bucket_is_waited_for_and_reported() {
+    let Some(server) = services::nats() else { return };
+    let (url, raw) = make(&server, &json!({ "max_msgs": 2 })).await;
+    let client = connect(&url).await;
+    take_names(&client, 2).await;
+    let (acquiring, mut reports) = acquire_reported(&client, false);
+    let report = reports.recv().await.expect("reported");
+    assert!(report.contains("is full") && report.contains("max_msgs is 2"), "{report}");
+    edit(&raw, &json!({ "max_msgs": -1 })).await;
+    let guard = acquiring.await.expect("no panic").expect("room");
+    guard.release().await.expect("held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fair_waiter_outlasts_a_limit_of_consumers() {
+    let Some(server) = services::nats() else { return };
+    let (url, raw) = make(&server, &json!({ "max_consumers": 1 })).await;
+    let name = url.rsplit_once('/').expect("a bucket").1;
+    let guard = connect(&url).await.lock("key").ttl(TTL).acquire().await.expect("free");
+    // The only consumer that the bucket accepts.
+    let config = json!({ "stream_name": format!("KV_{name}"), "config": {
+        "name": "other", "durable_name": "other", "ack_policy": "none", "deliver_subject": "other",
+    } });
+    let made = raw.api(&format!("CONSUMER.DURABLE.CREATE.KV_{name}.other"), &config).await;
+    assert!(made["error"].is_null(), "{made}");
+    let (acquiring, mut reports) = acquire_reported(&connect(&url).await, true);
+    let report = reports.recv().await.expect("reported");
+    assert!(report.contains("maximum consumers limit reached"), "{report}");
+    // Now the bucket accepts the watch of the queue, but not that of the record beside it: the waiter polls.
+    let deleted = raw.api(&format!("CONSUMER.DELETE.KV_{name}.other"), &Value::Null).await;
+    assert!(deleted["error"].is_null(), "{deleted}");
+    let report = reports.recv().await.expect("it is back");
+    assert!(!report.contains("maximum consumers"), "{report}");
+    guard.release().await.expect("held");
+    acquiring.await.expect("no panic").expect("granted").release().await.expect("held");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,6 +1,7 @@
 //! Networks of a test's own, to be cut off. Shared by the tests of every store.
 
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::services::skip::skip;
 
@@ -16,13 +17,14 @@ pub(crate) struct Network {
 impl Network {
     /// `None` where the machine allows none: then `what` is skipped, with the reason on stderr.
     pub(crate) fn make(what: &str) -> Option<Self> {
+        static MADE: AtomicU32 = AtomicU32::new(0);
         // Others may test on this machine, too.
-        let pid = std::process::id();
-        let net = format!("10.{}.{}", 100 + pid % 100, pid / 100 % 250);
+        let (pid, made) = (std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+        let net = format!("10.{}.{}", 100 + pid % 100, (pid / 100 + made * 97) % 250);
         let network = Self {
-            name: format!("tenure-{pid}"),
-            near: format!("tn{pid}a"),
-            far: format!("tn{pid}b"),
+            name: format!("tenure-{pid}-{made}"),
+            near: format!("tn{pid}a{made}"),
+            far: format!("tn{pid}b{made}"),
             address: format!("{net}.1"),
         };
         match network.set_up(&net) {

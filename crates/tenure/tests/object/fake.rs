@@ -74,6 +74,8 @@ struct State {
     /// For any request on a name that does not end with `.bell`, with a probability of this many per cent.
     chance: u64,
     random: u64,
+    /// Number of requests that are delayed and not answered yet.
+    delayed: usize,
     seen: Vec<(Op, String, u16)>,
     bucket: Value,
     written: BTreeMap<String, Instant>,
@@ -113,6 +115,7 @@ impl Fake {
             planned: Vec::new(),
             chance: 0,
             random: 1,
+            delayed: 0,
             seen: Vec::new(),
             bucket: json!({ "kind": "storage#bucket", "name": "locks" }),
             written: BTreeMap::new(),
@@ -189,6 +192,11 @@ impl Fake {
     /// Whether every planned fault has happened.
     pub(crate) fn is_quiet(&self) -> bool {
         self.state().planned.is_empty()
+    }
+
+    /// True while a delayed request has not reached the store.
+    pub(crate) fn is_delaying(&self) -> bool {
+        self.state().delayed > 0
     }
 
     /// Makes so many of a hundred requests go wrong.
@@ -278,6 +286,9 @@ impl Fake {
                 Some(Fault::Refuse(status)) => refuse(status, "refused, as commanded"),
                 _ => self.state().answer(&request),
             };
+            if let Some(Fault::Delay(_)) = fault {
+                self.state().delayed -= 1;
+            }
             if let Some(Fault::DropReply) = fault {
                 break;
             }
@@ -341,7 +352,14 @@ impl State {
         http_date(time, self.manner.fine)
     }
 
+    /// The fault of a request that begins now.
     fn draw(&mut self, op: Op, name: &str) -> Option<Fault> {
+        let fault = self.draw_fault(op, name);
+        self.delayed += usize::from(matches!(fault, Some(Fault::Delay(_))));
+        fault
+    }
+
+    fn draw_fault(&mut self, op: Op, name: &str) -> Option<Fault> {
         let planned = self
             .planned
             .iter()

@@ -240,7 +240,7 @@ async fn a_write_that_lands_late_is_settled_by_the_next_one() {
         fake.next(Op::Write, "p/k", Fault::Delay(millis));
         let guard = held(&one).await;
         let record = fake.object("p/k").expect("held");
-        tokio::time::sleep(Duration::from_millis(millis)).await;
+        until("the late write", || !fake.is_delaying()).await;
         assert!(guard.is_held(), "whatever landed is ours");
         let later = fake.object("p/k").expect("held");
         assert_eq!(later["ownerId"], record["ownerId"]);
@@ -269,9 +269,9 @@ async fn a_waiter_that_leaves_in_the_middle_of_its_write_leaves_nothing() {
         fake.remove("p/k");
         until("a write on its way", || fake.is_quiet()).await;
         waiting.abort();
-        tokio::time::sleep(Duration::from_millis(millis + 1_000)).await;
+        until("the write", || !fake.is_delaying()).await;
         let free = || fake.object("p/k").is_none_or(|record| record["expiresAt"] == 0.0);
-        assert!(free(), "held for nobody: {:?}", fake.object("p/k"));
+        until("a free lock", free).await;
     }
 }
 
@@ -326,10 +326,18 @@ async fn a_waiter_that_is_displaced_registers_again() {
     let ours = rings();
     fake.remove("p/k.bell");
     until("the bell again", || rings() == ours).await;
-    let other = json!({"waiterId": "other", "leaseMs": 1_000, "lifeMs": 1_000});
-    fake.put("p/k.bell", other.to_string());
-    tokio::time::sleep(Duration::from_millis(600)).await;
+    let other = |life: u32| json!({"waiterId": "other", "leaseMs": life, "lifeMs": life});
+    fake.put("p/k.bell", other(60_000).to_string());
+    fake.seen();
+    let looks = AtomicU32::new(0);
+    let look = |(op, name, _): &(Op, String, u16)| *op == Op::Read && name == "p/k.bell";
+    until("several looks at the bell", || {
+        let seen = fake.seen().iter().filter(|seen| look(seen)).count();
+        looks.fetch_add(u32::try_from(seen).expect("few"), Ordering::SeqCst) > 5
+    })
+    .await;
     assert_eq!(rings().as_deref(), Some("other"), "as long as another has it, it is the other's");
+    fake.put("p/k.bell", other(500).to_string());
     until("the place again", || rings() == ours).await;
     // From here on the owner is one of the plain format, and writes over the mark in its record.
     let plain =

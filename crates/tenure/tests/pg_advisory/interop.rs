@@ -37,14 +37,14 @@ async fn a_stranger_excludes_us_and_is_excluded() {
 }
 
 /// A participant that is psql: it sends what it is told, and ends with its input.
-struct Psql {
+pub(crate) struct Psql {
     child: Child,
     input: Option<ChildStdin>,
     answers: Lines<BufReader<ChildStdout>>,
 }
 
 impl Psql {
-    fn start(programs: &Path, url: &str) -> Self {
+    pub(crate) fn start(programs: &Path, url: &str) -> Self {
         let mut psql = Command::new(programs.join("psql"));
         psql.args([url, "-XAtq"]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = psql.spawn().unwrap();
@@ -52,7 +52,7 @@ impl Psql {
         Self { child, input, answers: BufReader::new(output).lines() }
     }
 
-    fn ask(&mut self, sql: &str) -> String {
+    pub(crate) fn ask(&mut self, sql: &str) -> String {
         writeln!(self.input.as_mut().unwrap(), "{sql};").unwrap();
         self.answers.next().unwrap().unwrap()
     }

@@ -3,19 +3,21 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests, which clippy cannot see")]
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure::conformance::{self, Harness};
 use tenure::store::{Capabilities, Liveness, QueueKind};
 use tenure::{PgAdvisoryStore, Store};
 
+mod bigint;
 mod elections;
 mod faults;
+mod fleet;
 mod interop;
 mod link;
 #[path = "../network/mod.rs"]
 mod network;
+mod pool_modes;
 mod refusals;
 #[allow(dead_code, reason = "shared with the tests of lease rows")]
 #[path = "../pg_lease/server.rs"]
@@ -23,6 +25,7 @@ mod server;
 #[path = "../services/mod.rs"]
 mod services;
 mod support;
+mod transactions;
 
 use support::{Worker, advisory};
 
@@ -40,10 +43,6 @@ impl Harness for OnSessions {
 
     fn worker(&self) -> Option<std::process::Command> {
         Some(Worker::command(&self.0, "conform", "any"))
-    }
-
-    fn longest_ttl(&self) -> Duration {
-        Duration::from_secs(24 * 60 * 60)
     }
 }
 
@@ -64,5 +63,12 @@ async fn advisory_locks_pass_the_suite() {
     let Some(url) = services::postgres() else { return };
     let url = advisory(&url);
     assert_eq!(PgAdvisoryStore::open(&url).unwrap().capabilities(), CAPABILITIES);
-    conformance::run(OnSessions(url)).await.expect(64);
+    conformance::run(OnSessions(url)).await.expect(71);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn advisory_locks_of_64_bits_pass_the_suite() {
+    let Some(url) = services::postgres() else { return };
+    let url = advisory(&format!("{url}?key=bigint"));
+    conformance::run(OnSessions(url)).await.expect(71);
 }

@@ -1,16 +1,22 @@
 //! What cannot work is refused once, with what to do, and never with a password.
 
+use std::collections::BTreeMap;
 use std::error::Error as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tenure::election::{Event, StopReason};
+use tenure::store::Finding;
 use tenure::{Client, Error, ErrorKind, PgAdvisoryStore};
+use tokio::task::JoinSet;
+use tokio_postgres::Row;
 
 use crate::server::Server;
 use crate::services;
 use crate::support::{TTL, advisory, client, pair, stranger, until};
 
-fn says(error: &Error, kind: ErrorKind, part: &str) {
+pub(crate) fn says(error: &Error, kind: ErrorKind, part: &str) {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -52,6 +58,79 @@ async fn a_pooler_in_transaction_mode_is_refused() {
     assert!(direct.query_one(&sql, &[]).await.unwrap().get::<_, bool>(0), "nothing was left");
 }
 
+/// Server sessions of a pool and their settings, but for those that PgBouncer sets for each client itself.
+pub(crate) async fn pool_settings(pool: &str) -> BTreeMap<i32, String> {
+    const QUERY: &str = "SELECT pg_backend_pid(), (SELECT string_agg(name || '=' || setting, ' ' ORDER BY name) \
+         FROM pg_settings WHERE name NOT IN ('application_name', 'client_encoding', 'DateStyle', 'TimeZone', \
+         'standard_conforming_strings', 'IntervalStyle')), current_setting('tenure.session', true), \
+         (SELECT count(*) FROM pg_listening_channels()), pg_sleep(0.05)";
+    // All at once, so that every session of the pool answers.
+    let mut answers = JoinSet::new();
+    for _ in 0..16 {
+        let client = stranger(pool).await;
+        answers.spawn(async move { client.query_typed(QUERY, &[]).await.unwrap() });
+    }
+    let rows = answers.join_all().await.into_iter().flatten();
+    let text = |row: &Row| {
+        let settings: String = row.get(1);
+        format!("{settings} {:?} {}", row.get::<_, Option<String>>(2), row.get::<_, i64>(3))
+    };
+    rows.map(|row| (row.get(0), text(&row))).collect()
+}
+
+/// Every start is refused however busy the pool is, and sets nothing on the sessions that other clients get next.
+/// `TENURE_SOAK_POOLER=1000` is the number of starts.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_start_leaves_no_trace_in_a_busy_pool() {
+    let (Some(pooler), Some(server)) = (services::pgbouncer(), services::postgres()) else {
+        return;
+    };
+    let starts = std::env::var("TENURE_SOAK_POOLER").map_or(60, |count| count.parse().unwrap());
+    let database = format!("pool_{}", std::process::id());
+    let admin = stranger(&server).await;
+    admin.batch_execute(&format!("CREATE DATABASE {database}")).await.unwrap();
+    let url = format!("{}/{database}", pooler.rsplit_once('/').unwrap().0);
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut others = JoinSet::new();
+    for _ in 0..12 {
+        let (client, stop) = (stranger(&url).await, Arc::clone(&stop));
+        others.spawn(async move {
+            while !stop.load(Ordering::Relaxed) {
+                client.batch_execute("SELECT pg_sleep(random() * 0.003)").await.unwrap();
+            }
+        });
+    }
+    let before = pool_settings(&url).await;
+    let (key, ..) = pair();
+    let mut refused = 0;
+    for _ in 0..starts / 5 {
+        let mut attempts = JoinSet::new();
+        for nth in 0..5 {
+            let (client, key) = (client(&url), key.clone());
+            attempts.spawn(async move {
+                if nth == 0 {
+                    let findings = client.examine(TTL * 10).await;
+                    let names = |it: &Finding| it.detail.contains("PgBouncer in transaction mode");
+                    assert!(findings.iter().any(names), "{findings:?}");
+                }
+                client.lock(&key).ttl(TTL * 10).acquire().await.map(|guard| guard.fencing_token())
+            });
+        }
+        for attempt in attempts.join_all().await {
+            says(&attempt.unwrap_err(), ErrorKind::Misconfigured, "PgBouncer in transaction mode");
+            refused += 1;
+        }
+    }
+    let after = pool_settings(&url).await;
+    stop.store(true, Ordering::Relaxed);
+    while others.join_next().await.is_some() {}
+    assert_eq!(refused, starts);
+    assert!(before.len() >= 4, "few sessions: {}", before.len());
+    let same = |text: &String| before.values().next() == Some(text);
+    assert!(before.values().all(same) && after.values().all(same), "{before:#?}\n{after:#?}");
+    println!("{refused} starts were refused; {} sessions of the pool are as before", after.len());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn bad_input_is_told_once_and_names_the_server() {
     let Some(server) = Server::start() else { return };
@@ -73,11 +152,24 @@ async fn bad_input_is_told_once_and_names_the_server() {
     says(&refusal(&tls, &key).await, ErrorKind::Denied, "does not support TLS");
     let far = refusal(&at("postgres", "postgres"), "4294967296,1").await;
     says(&far, ErrorKind::Invalid, "32 bits");
+    let client = Client::connect(&at("postgres", "postgres")).await.unwrap();
+    let far = client.election("4294967296,1").build().unwrap_err();
+    says(&far, ErrorKind::Invalid, "32 bits");
     for bad in ["postgres+advisory://u:hunter2@[::1", "postgres+advisory://h/d?wait=never"] {
         let error = Client::connect(bad).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
         assert!(!error.to_string().contains("hunter2"), "{error}");
     }
+
+    let revoked = "CREATE ROLE plain LOGIN PASSWORD 'right'; \
+                   REVOKE EXECUTE ON FUNCTION pg_try_advisory_lock(int, int) FROM PUBLIC";
+    admin.batch_execute(revoked).await.unwrap();
+    let denied = refusal(&at("plain:right", "postgres"), &key).await;
+    says(&denied, ErrorKind::Denied, "GRANT EXECUTE ON FUNCTION pg_try_advisory_lock");
+    admin
+        .batch_execute("GRANT EXECUTE ON FUNCTION pg_try_advisory_lock(int, int) TO PUBLIC")
+        .await
+        .unwrap();
 
     // One error, and no storm of connections.
     let client = Client::connect(&at("locked_out:hunter2", "postgres")).await.unwrap();
@@ -187,4 +279,23 @@ async fn terms_that_cannot_be_counted_are_refused_and_nothing_is_left() {
     let error = Client::connect("postgres+advisory://h/d?terms=No-Name").await.unwrap_err();
     says(&error, ErrorKind::Invalid, "terms=NAME");
     admin.batch_execute(&format!("DROP TABLE {name}")).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_revoked_function_is_told_in_the_language_of_the_server() {
+    let Some(server) = Server::start_with(None, "lc_messages = 'C.UTF-8'\n") else { return };
+    let admin = stranger(&server.url()).await;
+    let spoken = admin.batch_execute("SELECT missing").await.unwrap_err();
+    if spoken.as_db_error().unwrap().severity() == "ERROR" {
+        services::skip::skip("PostgreSQL has no messages in another language here");
+        return;
+    }
+    let revoked = "CREATE ROLE plain LOGIN; \
+                   REVOKE EXECUTE ON FUNCTION pg_try_advisory_lock(int, int) FROM PUBLIC";
+    admin.batch_execute(revoked).await.unwrap();
+    let plain = client(&server.url().replace("postgres@", "plain@"));
+    let denied = plain.lock(pair().0).ttl(TTL * 10).try_acquire().await.unwrap_err();
+    says(&denied, ErrorKind::Denied, "GRANT EXECUTE on the function");
+    says(&denied, ErrorKind::Denied, "pg_try_advisory_lock");
+    assert!(!denied.to_string().contains("table"), "{denied}");
 }

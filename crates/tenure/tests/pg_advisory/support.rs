@@ -33,6 +33,24 @@ pub(crate) fn pair() -> (String, i32, i32) {
     (format!("{first},{second}"), first, second)
 }
 
+/// The forms of keys, as the option of a URL.
+pub(crate) const FORMS: [&str; 2] = ["key=pair", "key=bigint"];
+
+/// A lock of a form that no other test uses: its key, and the SQL condition of its rows in `pg_locks`.
+pub(crate) fn own_lock(form: &str) -> (String, String) {
+    let (key, first, second) = pair();
+    let (first, second) = (first.cast_unsigned(), second.cast_unsigned());
+    let row = |objsubid| {
+        format!(
+            "locktype = 'advisory' AND objsubid = {objsubid} AND classid::int8 = {first} AND objid::int8 = {second}"
+        )
+    };
+    match form {
+        "key=pair" => (key, row(2)),
+        _ => ((u64::from(first) << 32 | u64::from(second)).cast_signed().to_string(), row(1)),
+    }
+}
+
 /// A participant that knows SQL and nothing else.
 pub(crate) async fn stranger(url: &str) -> tokio_postgres::Client {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
@@ -138,6 +156,16 @@ async fn worker() {
                     Event::Acquired(lead) => tell(&format!("leads {}", lead.fencing_token())),
                     Event::Lost(lost) => tell(&format!("lost {:?}", lost.reason)),
                     _ => {}
+                }
+            }
+        }
+        "follow" => {
+            let election = client.election(&key).ttl(TTL).build().unwrap();
+            let mut events = election.events();
+            election.start().await.unwrap();
+            while let Some(event) = events.next().await {
+                if let Event::Error(error) = event {
+                    tell(&format!("error {error}"));
                 }
             }
         }

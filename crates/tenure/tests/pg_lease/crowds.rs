@@ -8,7 +8,10 @@ use crate::services;
 use crate::support::{Schema, with_schema};
 
 const HOLDS: usize = 1_000;
-const TTL: Duration = Duration::from_secs(3);
+/// Long enough that no hold is lost if the machine stalls for some seconds: other tests start database servers meanwhile.
+const TTL: Duration = Duration::from_secs(18);
+/// Time for which statements are counted: several intervals of renewal.
+const COUNTED: Duration = Duration::from_secs(36);
 
 #[test]
 fn a_thousand_holds_take_five_connections_and_two_renewals_an_interval() {
@@ -25,19 +28,19 @@ fn a_thousand_holds_take_five_connections_and_two_renewals_an_interval() {
             let request = client.lock(format!("key {nth}")).ttl(TTL);
             guards.push(request.timeout(TTL * 10).acquire().await.unwrap());
             if nth % 100 == 0 {
-                tokio::time::sleep(TTL / 20).await;
+                tokio::time::sleep(TTL / 24).await;
             }
         }
         let waiter = schema.client().lock("key 0").enqueue().await.unwrap();
         let begun = Instant::now();
         let before = updates(&db, &schema).await;
         let mut most = 0;
-        while begun.elapsed() < TTL * 10 {
+        while begun.elapsed() < COUNTED {
             let lost = guards.iter().filter(|guard| !guard.is_held()).count();
             assert_eq!(lost, 0, "lost after {:?}", begun.elapsed());
             let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1";
             most = most.max(db.query_one(sql, &[&name]).await.unwrap().get::<_, i64>(0));
-            tokio::time::sleep(TTL / 30).await;
+            tokio::time::sleep(COUNTED / 150).await;
         }
         let statements = updates(&db, &schema).await - before;
         let intervals = begun.elapsed().as_secs_f64() / (TTL / 3).as_secs_f64();
@@ -46,7 +49,10 @@ fn a_thousand_holds_take_five_connections_and_two_renewals_an_interval() {
         println!("{most} connections, {rate:.2} renewal statements per interval");
         assert!(most <= 5, "{most} connections");
         // One statement more may fall into the time than whole intervals have.
-        assert!(rate <= 2.05, "{statements} statements in {intervals:.1} intervals");
+        assert!(
+            rate <= 2.0 + 1.0 / intervals,
+            "{statements} statements in {intervals:.1} intervals"
+        );
         drop((waiter, guards));
         client.idle().await;
     });

@@ -2,20 +2,23 @@
 
 use std::fs;
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, IsCa, Issuer,
+    KeyIdMethod, KeyPair, RevokedCertParams, date_time_ymd,
+};
 use tenure::{Client, ErrorKind};
 
 use crate::server::Server;
 use crate::support::with_schema;
 
 /// A certificate authority.
-struct Authority {
+pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
-    certificate: String,
+    pub(crate) certificate: String,
 }
 
 impl Authority {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -24,11 +27,36 @@ impl Authority {
     }
 
     /// A certificate for a host or a role, and its key.
-    fn sign(&self, name: &str) -> (String, String) {
+    pub(crate) fn sign(&self, name: &str) -> (String, String) {
+        self.sign_numbered(name, getrandom::u64().unwrap() >> 1)
+    }
+
+    /// A certificate with this serial number, and its key.
+    pub(crate) fn sign_numbered(&self, name: &str, serial: u64) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        params.serial_number = Some(serial.into());
         params.distinguished_name.push(DnType::CommonName, name);
         (params.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
+    }
+
+    /// A list that revokes the certificates with these serial numbers.
+    pub(crate) fn revocations(&self, serials: &[u64]) -> String {
+        let revoked = |serial: &u64| RevokedCertParams {
+            serial_number: (*serial).into(),
+            revocation_time: date_time_ymd(2020, 1, 1),
+            reason_code: None,
+            invalidity_date: None,
+        };
+        let list = CertificateRevocationListParams {
+            this_update: date_time_ymd(2020, 1, 1),
+            next_update: date_time_ymd(4000, 1, 1),
+            crl_number: 1.into(),
+            issuing_distribution_point: None,
+            revoked_certs: serials.iter().map(revoked).collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        list.signed_by(&self.issuer).unwrap().pem().unwrap()
     }
 }
 

@@ -6,10 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use tenure::conformance::{self, Harness};
-use tenure::store::{Capabilities, Liveness};
+use tenure::store::{Capabilities, Handoff, Liveness};
 use tenure::{PgLeaseStore, Store};
 
 mod clocks;
+mod conninfo;
+mod credentials;
 mod crowds;
 mod elections;
 mod encryption;
@@ -19,11 +21,15 @@ mod faults;
 #[allow(dead_code, reason = "shared with the tests of advisory locks")]
 #[path = "../pg_advisory/link.rs"]
 mod link;
+#[cfg(feature = "jobs")]
+mod old_primary;
+mod primaries;
 mod refusals;
 mod server;
 #[path = "../services/mod.rs"]
 mod services;
 mod support;
+mod waiters;
 
 use support::{Schema, Worker, with_schema};
 
@@ -47,6 +53,7 @@ impl Harness for OnRows {
 const CAPABILITIES: Capabilities = {
     let mut can = Capabilities::new(Liveness::Lease);
     can.push = true;
+    can.handoff = Handoff::OnRenewal;
     can.shared = true;
     can.semaphore = true;
     can.detached = true;
@@ -69,7 +76,7 @@ fn lease_rows_pass_the_suite() {
     let _alone = alone();
     with_schema(&url, async |schema| {
         assert_eq!(PgLeaseStore::open(&schema.url()).unwrap().capabilities(), CAPABILITIES);
-        conformance::run(OnRows(schema)).await.expect(65);
+        conformance::run(OnRows(schema)).await.expect(74);
     });
 }
 
@@ -77,5 +84,5 @@ fn lease_rows_pass_the_suite() {
 fn lease_rows_pass_the_suite_through_a_pooler_in_transaction_mode() {
     let Some(url) = services::pgbouncer() else { return };
     let _alone = alone();
-    with_schema(&url, async |schema| conformance::run(OnRows(schema)).await.expect(65));
+    with_schema(&url, async |schema| conformance::run(OnRows(schema)).await.expect(74));
 }

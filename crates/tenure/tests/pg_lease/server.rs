@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -88,7 +88,7 @@ impl Server {
     }
 
     /// A folder for files of the test's own, gone with the server.
-    pub(crate) fn folder(&self) -> &std::path::Path {
+    pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
@@ -106,7 +106,10 @@ impl Server {
     pub(crate) fn spawn(&mut self) {
         let log = File::create(self.folder.join("log")).unwrap();
         let mut postgres = self.program("postgres");
-        postgres.args(["-D", "data", "-p", &self.port.to_string(), "-k"]).arg(&self.folder);
+        // A socket in the folder, and one in the abstract namespace.
+        let folder = self.folder.display();
+        let sockets = format!("{folder},@{folder}");
+        postgres.args(["-D", "data", "-p", &self.port.to_string(), "-k", &sockets]);
         for setting in ["listen_addresses=127.0.0.1", "fsync=off", "max_connections=60"] {
             postgres.args(["-c", setting]);
         }
@@ -171,7 +174,20 @@ impl Server {
     }
 
     fn program(&self, name: &str) -> Command {
-        let mut command = Command::new(self.programs.join(name));
+        let mut command = self.beside(&self.programs.join(name));
+        // The language of the server's messages, if `lc_messages` is not `C`.
+        command.env("LANGUAGE", "de");
+        if let Some(library) = self.faketime.as_ref().filter(|_| name == "postgres") {
+            command.env("LD_PRELOAD", library).env("FAKETIME_NO_CACHE", "1");
+            command.env("FAKETIME_DONT_FAKE_MONOTONIC", "1").env("DONT_FAKE_MONOTONIC", "1");
+            command.env("FAKETIME_TIMESTAMP_FILE", self.folder.join("clock"));
+        }
+        command
+    }
+
+    /// Another program in its folder, as its user.
+    pub(crate) fn beside(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
         command.current_dir(&self.folder);
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("PG") {
@@ -180,11 +196,6 @@ impl Server {
         }
         if let Some((user, group)) = self.user {
             command.uid(user).gid(group);
-        }
-        if let Some(library) = self.faketime.as_ref().filter(|_| name == "postgres") {
-            command.env("LD_PRELOAD", library).env("FAKETIME_NO_CACHE", "1");
-            command.env("FAKETIME_DONT_FAKE_MONOTONIC", "1").env("DONT_FAKE_MONOTONIC", "1");
-            command.env("FAKETIME_TIMESTAMP_FILE", self.folder.join("clock"));
         }
         command
     }

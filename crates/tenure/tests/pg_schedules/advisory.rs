@@ -1,5 +1,6 @@
 //! Clients of the store of session locks: each has one lock at most, and loses it with its session.
 
+use std::fmt::Write as _;
 use std::rc::Rc;
 
 use tenure::store::{Answer, Claim, Grant, Hold, Mode, Place, Waited};
@@ -24,12 +25,15 @@ pub(crate) fn keys(plan: &Plan) -> Vec<String> {
 /// Options of the store's URL.
 pub(crate) fn options(plan: &Plan) -> String {
     // Waits are not bounded by real time: a run has none.
-    let wait = "wait=600000";
-    if plan.counts_terms() {
-        format!("{wait}&terms={}.terms", plan.schema())
-    } else {
-        wait.to_owned()
+    let mut options = "wait=600000".to_owned();
+    if plan.has_short_queue() {
+        // With one place in the queue, the third client for a key stands by.
+        options.push_str("&queue=1");
     }
+    if plan.counts_terms() {
+        let _ = write!(options, "&terms={}.terms", plan.schema());
+    }
+    options
 }
 
 pub(crate) struct AdvisoryClient {
@@ -124,6 +128,12 @@ impl AdvisoryClient {
         let sent = self.record.now();
         match grant.hold.renew(TTL, LIMIT).await {
             Ok(_) => self.granted(claim, grant, sent, false),
+            // The session ended after the grant, and the client has not noticed it: behind a pooler nothing tells it.
+            Err(error)
+                if error.kind() == ErrorKind::NotHeld && self.record.faults_of(self.number) > 0 =>
+            {
+                self.say("has lost", claim.key.as_str());
+            }
             Err(error) => self.unanswered(&error),
         }
     }

@@ -61,7 +61,9 @@ impl JobClient {
         record: Rc<RunRecord>,
     ) -> tenure::Result<Self> {
         let (schema, options) = (plan.schema(), options(plan.heartbeats));
-        let queue = Queue::connect_with(url, &format!("{schema}.jobs"), options).await?;
+        // The turnstile reads the text of each statement, which a prepared one has only once.
+        let unprepared = format!("{url}{}prepare=off", if url.contains('?') { '&' } else { '?' });
+        let queue = Queue::connect_with(&unprepared, &format!("{schema}.jobs"), options).await?;
         Ok(Self {
             number,
             url: url.to_owned(),

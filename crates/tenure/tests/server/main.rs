@@ -59,7 +59,7 @@ async fn the_extension_passes_the_suite() {
     expected.ordered_tokens = true;
     expected.min_ttl = Duration::from_millis(1);
     assert_eq!(server.connect().await.capabilities(), expected);
-    conformance::run(server).await.expect(69);
+    conformance::run(server).await.expect(79);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -69,5 +69,5 @@ async fn the_plain_protocol_passes_the_suite() {
     expected.queue = QueueKind::Fifo;
     expected.semaphore = true;
     assert_eq!(server.connect().await.capabilities(), expected);
-    conformance::run(server).await.expect(55);
+    conformance::run(server).await.expect(60);
 }

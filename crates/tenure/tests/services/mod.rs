@@ -24,6 +24,12 @@ pub(crate) fn pgbouncer() -> Option<String> {
     service("TENURE_TEST_PGBOUNCER")
 }
 
+/// The program `pgbouncer`, for tests that start one of their own.
+#[allow(dead_code, reason = "not every test needs every service")]
+pub(crate) fn pgbouncer_program() -> Option<PathBuf> {
+    service("TENURE_TEST_PGBOUNCER_PROGRAM").map(Into::into)
+}
+
 /// The URL of the same PgBouncer's pool in session mode.
 #[allow(dead_code, reason = "not every test needs every service")]
 pub(crate) fn pgbouncer_in_session_mode() -> Option<String> {

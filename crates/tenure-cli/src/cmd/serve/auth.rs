@@ -45,7 +45,7 @@ impl AuthArgs {
             key: key.clone(),
             client_ca: self.tls_client_ca.clone(),
         };
-        let setup = files.load().map_err(|error| report::chain(&error))?;
+        let setup = files.load().map_err(|error| tenure::Error::chain_of(&error))?;
         if setup.valid_for < EXPIRY_WARNING {
             let days = setup.valid_for.as_secs() / (24 * 60 * 60);
             report::print_line(&format!(

@@ -6,7 +6,7 @@ use tenure::{Client, Error};
 use tenure_server::http::{HolderView, InspectFuture, JobView, NameView, StoreView, WatchedStore};
 use tokio::sync::OnceCell;
 
-use crate::{humanize, keys};
+use crate::{client, humanize, keys};
 
 /// Maximum number of names of a store that are shown, and of running and of failed jobs.
 const MAX_NAMES: usize = 200;
@@ -28,7 +28,7 @@ pub(super) fn parse_watch_url(url: &str) -> Result<Box<dyn WatchedStore>, String
             connected: OnceCell::new(),
         }));
     }
-    // `Client::connect` reaches out to these servers at once. A watched server that is down must not keep this one from
+    // Connecting reaches out to these servers at once. A watched server that is down must not keep this one from
     // starting, so their URLs are checked only when the page is first read.
     if !matches!(scheme, "nats" | "tenure" | "tenures") {
         check_url(url).map_err(refused)?;
@@ -43,7 +43,7 @@ fn check_url(url: &str) -> tenure::Result<()> {
     let runtime = runtime.map_err(|error| {
         Error::new(tenure::ErrorKind::Unavailable, "cannot start a runtime").because(error)
     })?;
-    runtime.block_on(Client::connect(url)).map(drop)
+    runtime.block_on(client::builder().connect(url)).map(drop)
 }
 
 /// Splits `queue=NAME` off the options of a URL.
@@ -77,7 +77,8 @@ struct WatchedLocks {
 
 impl WatchedLocks {
     async fn snapshot(&self) -> tenure::Result<StoreView> {
-        let client = self.connected.get_or_try_init(|| Client::connect(&self.url)).await?;
+        let client =
+            self.connected.get_or_try_init(|| client::builder().connect(&self.url)).await?;
         let (keys, more) = client.list_first("", MAX_NAMES).await?;
         Ok(StoreView::Holds { names: keys.iter().map(name).collect(), more })
     }

@@ -1,34 +1,44 @@
 //! The command of a job: its environment, payload, stderr and outcome.
 
 use std::ffi::OsString;
-use std::io::{self, PipeReader, PipeWriter, Read as _, Write as _};
+use std::io::{self, IsTerminal as _, PipeReader, PipeWriter, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tenure::jobs::{Failure, Job, Queue};
 
+use super::job_record::JobRecord;
 use super::running_jobs::RunningJobs;
+use crate::args::output::Output;
 use crate::child::{Child, Streams};
 use crate::cmd::supervised_command::report_start_error;
 use crate::hold::Hold;
 use crate::mutex::Mutex;
-use crate::report::{Event, Reporter};
+use crate::report::{Event, OutputStream, Reporter};
 use crate::supervise::{ChildOutcome, HandoffAction, Supervisor};
 use crate::terminal::Terminal;
 
 /// Number of bytes of a command's last output on stderr that are kept as its error.
 const STDERR_TAIL_BYTES: usize = 2_000;
-/// Time that is waited for the rest of stderr after a command has ended. Processes that it left behind may keep stderr
-/// open: end of file may never come.
-const STDERR_DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
+/// Maximum length of a line of output that is passed on as a whole.
+const MAX_LINE_BYTES: usize = 64 << 10;
+/// Time that is waited for the rest of the output after a command has ended. Processes that it left behind may keep its
+/// streams open: end of file may never come.
+const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The command and settings that all jobs share.
 pub(super) struct JobCommand {
+    pub(super) queue: Queue,
+    /// URL of the database, with its password.
+    pub(super) url: String,
+    pub(super) output: Output,
     pub(super) command: Vec<OsString>,
     pub(super) environment: Vec<(&'static str, String)>,
     pub(super) ttl: Duration,
     pub(super) kill_after: Duration,
+    /// Maximum time that the command of a job may run.
+    pub(super) max_run: Option<Duration>,
     pub(super) reporter: Arc<Reporter>,
     pub(super) running_jobs: Arc<RunningJobs>,
 }
@@ -49,14 +59,23 @@ impl JobCommand {
         let mut environment = self.environment.clone();
         environment.extend([
             ("TENURE_TOKEN", job.fencing_token().to_string()),
+            ("TENURE_LEASE_TOKEN", job.lease_token().to_string()),
             ("TENURE_JOB_ID", job.id().to_owned()),
             ("TENURE_JOB_ATTEMPT", job.attempt().to_string()),
         ]);
         let (stdin, payload) = io::pipe()?;
         let (stderr_pipe, stderr) = io::pipe()?;
+        // On a terminal with a progress line, stdout must not reach the terminal beside it.
+        let terminal = self.reporter.shows_progress() && io::stdout().is_terminal();
+        let (stdout_pipe, stdout) = terminal.then(io::pipe).transpose()?.unzip();
         let hold = Hold::Job(&job);
-        let streams =
-            Streams { stdin: Some(OwnedFd::from(stdin)), stderr: Some(OwnedFd::from(stderr)) };
+        let record = JobRecord::new(&self.url, &self.queue, &job, self.output);
+        let streams = Streams {
+            stdin: Some(OwnedFd::from(stdin)),
+            stdout: stdout.map(OwnedFd::from),
+            stderr: Some(OwnedFd::from(stderr)),
+            job_record: Some(record.into_descriptor()?),
+        };
         let started = Child::start_with(&self.command, &environment, hold, streams).await;
         let child = match started {
             Ok(child) => child,
@@ -72,7 +91,9 @@ impl JobCommand {
             token: job.fencing_token().to_string(),
         });
         write_payload(payload, format!("{}\n", job.payload()));
-        let tail = capture_stderr(stderr_pipe, Arc::clone(&self.reporter));
+        let tail = pass_on(stderr_pipe, OutputStream::Stderr, Arc::clone(&self.reporter));
+        let stdout =
+            stdout_pipe.map(|pipe| pass_on(pipe, OutputStream::Stdout, Arc::clone(&self.reporter)));
         let mut running_job = self.running_jobs.register();
         let mut supervisor = Supervisor {
             hold,
@@ -83,11 +104,15 @@ impl JobCommand {
             ttl: self.ttl,
             kill_after: self.kill_after,
             hard_end: None,
+            max_run: self.max_run,
             on_request: HandoffAction::Ignore,
             stop_pending: false,
             stop_requested: false,
         };
         let ended = supervisor.run().await;
+        if let Some(stdout) = stdout {
+            stdout.last().await;
+        }
         let why = match ended {
             ChildOutcome::Exited(0) => return Ok(()),
             _ if self.running_jobs.is_stopping() => return Err(Failure::released()),
@@ -111,39 +136,54 @@ fn write_payload(mut pipe: PipeWriter, payload: String) {
     tokio::task::spawn_blocking(move || drop(pipe.write_all(payload.as_bytes())));
 }
 
-/// The last bytes that a command wrote to stderr.
-struct StderrTail {
-    bytes: Arc<Mutex<Vec<u8>>>,
+/// Output of a command that is passed on to the same stream of this process, and its last bytes.
+struct PassedOutput {
+    tail: Arc<Mutex<Vec<u8>>>,
     reading: tokio::task::JoinHandle<()>,
 }
 
-/// Copies a command's stderr to ours and keeps its last bytes.
-fn capture_stderr(mut pipe: PipeReader, reporter: Arc<Reporter>) -> StderrTail {
+/// Passes on what a command writes to `pipe`.
+fn pass_on(mut pipe: PipeReader, stream: OutputStream, reporter: Arc<Reporter>) -> PassedOutput {
     let kept = Arc::new(Mutex::new(Vec::new()));
     let tail = Arc::clone(&kept);
     let reading = tokio::task::spawn_blocking(move || {
+        // Whole lines on a terminal: the progress line is shown between any two of them.
+        let by_line = reporter.shows_progress();
+        let mut waiting = Vec::new();
         let mut bytes = [0; 8192];
         loop {
             let read = match pipe.read(&mut bytes) {
-                Ok(0) | Err(_) => return,
+                Ok(0) | Err(_) => break,
                 Ok(read) => &bytes[..read],
             };
-            reporter.clear_progress();
-            // A closed stderr of ours must not stop the command.
-            let _ = io::stderr().write_all(read);
+            waiting.extend_from_slice(read);
+            let end = waiting.iter().rposition(|byte| *byte == b'\n').map(|last| last + 1);
+            let ready = match end {
+                Some(end) if by_line => end,
+                None if by_line && waiting.len() < MAX_LINE_BYTES => 0,
+                _ => waiting.len(),
+            };
+            if ready > 0 {
+                reporter.pass_on(&waiting[..ready], stream);
+                waiting.drain(..ready);
+            }
             let mut tail = tail.lock();
             tail.extend_from_slice(read);
             let surplus = tail.len().saturating_sub(STDERR_TAIL_BYTES);
             tail.drain(..surplus);
         }
+        if !waiting.is_empty() {
+            reporter.pass_on(&waiting, stream);
+        }
     });
-    StderrTail { bytes: kept, reading }
+    PassedOutput { tail: kept, reading }
 }
 
-impl StderrTail {
+impl PassedOutput {
+    /// Waits until all output is passed on, and returns its last bytes.
     async fn last(self) -> String {
-        let _ = tokio::time::timeout(STDERR_DRAIN_TIMEOUT, self.reading).await;
-        let kept = self.bytes.lock();
+        let _ = tokio::time::timeout(OUTPUT_DRAIN_TIMEOUT, self.reading).await;
+        let kept = self.tail.lock();
         String::from_utf8_lossy(&kept).trim().to_owned()
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 
 /// State of a participant in an election.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[non_exhaustive]
 pub enum ElectionState {
     /// Not running: before the first start and after every stop.
     #[default]

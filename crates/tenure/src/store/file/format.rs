@@ -196,14 +196,7 @@ fn decimal(text: &mut [u8], mut number: u64) {
 }
 
 fn from_hexadecimal(text: &[u8]) -> Option<u64> {
-    text.iter().try_fold(0_u64, |number, digit| {
-        let digit = match digit {
-            b'0'..=b'9' => digit - b'0',
-            b'a'..=b'f' => digit - b'a' + 10,
-            _ => return None,
-        };
-        Some(number << 4 | u64::from(digit))
-    })
+    u64::try_from(hex::number(text)?).ok()
 }
 
 fn from_decimal(text: &[u8]) -> Option<u64> {

@@ -43,6 +43,10 @@ const NO_MESSAGE: u64 = 10_037;
 pub(super) const NO_STREAM: u64 = 10_059;
 const JETSTREAM_OFF: u64 = 10_076;
 const JETSTREAM_OFF_FOR_ACCOUNT: u64 = 10_039;
+/// No server can take a replica of a new stream: some are offline, or no server fits.
+const NO_PEERS: u64 = 10_005;
+/// A limit of the account, the server or the stream is reached: storage, consumers, streams.
+const LIMITS_REACHED: [u64; 6] = [10_002, 10_023, 10_026, 10_027, 10_028, 10_047];
 
 /// A connection, on which requests are sent.
 #[derive(Clone)]
@@ -112,11 +116,29 @@ pub(super) enum ApiError {
 
 impl JetStreamError {
     /// True if a limit of the stream refused the write, so that certainly nothing was written.
-    fn is_limit(&self) -> bool {
-        match self.err_code {
-            STORE_FAILED => self.description.starts_with("maximum "),
-            MESSAGE_TOO_LONG => true,
-            _ => false,
+    pub(super) fn is_limit(&self) -> bool {
+        self.is_full() || self.err_code == MESSAGE_TOO_LONG
+    }
+
+    /// True if the stream had no room for the write.
+    fn is_full(&self) -> bool {
+        self.err_code == STORE_FAILED && self.description.starts_with("maximum ")
+    }
+
+    /// Kind of the error. A refusal that can end without an operator is `Unavailable`: the claim waits, and reports it.
+    pub(super) fn kind(&self) -> ErrorKind {
+        match (self.code, self.err_code) {
+            (_, JETSTREAM_OFF | JETSTREAM_OFF_FOR_ACCOUNT) => ErrorKind::Misconfigured,
+            // Records are removed, and consumers of waiters end.
+            _ if self.is_full() || LIMITS_REACHED.contains(&self.err_code) => {
+                ErrorKind::Unavailable
+            }
+            (_, NO_PEERS) if self.description.contains("offline") => ErrorKind::Unavailable,
+            (401 | 403, _) => ErrorKind::Denied,
+            // A record that is too long, a stream that was deleted, a request that this server does not know: no fault
+            // of the caller's request, and no wait cures it.
+            (400 | 404, _) => ErrorKind::Misconfigured,
+            _ => ErrorKind::Unavailable,
         }
     }
 }
@@ -132,20 +154,12 @@ impl From<ApiError> for Error {
 
 impl From<JetStreamError> for Error {
     fn from(refusal: JetStreamError) -> Self {
-        let JetStreamError { code, err_code, description } = &refusal;
-        let text = format!("the server says: {description} ({err_code})");
-        match (*code, *err_code) {
-            (_, JETSTREAM_OFF | JETSTREAM_OFF_FOR_ACCOUNT) => {
-                let message = format!("{text}: turn JetStream on, for the server and the account");
-                Self::new(ErrorKind::Misconfigured, message)
-            }
-            _ if refusal.is_limit() => Self::new(ErrorKind::Misconfigured, text),
-            (401 | 403, _) => Self::new(ErrorKind::Denied, text),
-            // The bucket's stream was deleted: no fault of the request.
-            (404, _) => Self::new(ErrorKind::Misconfigured, text),
-            (400, _) => Self::new(ErrorKind::Invalid, text),
-            _ => Self::new(ErrorKind::Unavailable, text),
+        let JetStreamError { err_code, description, .. } = &refusal;
+        let mut text = format!("the server says: {description} ({err_code})");
+        if matches!(*err_code, JETSTREAM_OFF | JETSTREAM_OFF_FOR_ACCOUNT) {
+            text += ": turn JetStream on, for the server and the account";
         }
+        Self::new(refusal.kind(), text)
     }
 }
 
@@ -171,7 +185,7 @@ impl Api {
         expected: u64,
         write: KeyWrite,
         until: ApiDeadline,
-    ) -> Result<WriteOutcome> {
+    ) -> Result<WriteOutcome, ApiError> {
         #[derive(Deserialize)]
         struct Acknowledged {
             error: Option<JetStreamError>,
@@ -182,7 +196,8 @@ impl Api {
         // one, even if their callers have given up. A server that crashed may by then have given the expected sequence
         // to the record of another holder, which the write would replace.
         if self.client.connection_state() != State::Connected {
-            return Err(Error::new(ErrorKind::Unavailable, "the connection to the server is down"));
+            let message = "the connection to the server is down";
+            return Err(ApiError::Failed(Error::new(ErrorKind::Unavailable, message)));
         }
         let mut headers = HeaderMap::new();
         headers.insert(EXPECTED, expected.to_string());
@@ -196,7 +211,9 @@ impl Api {
         let reply = match self.send(subject, request, until).await {
             Ok(reply) => reply,
             // A publish without permission is dropped by the server: certainly not written.
-            Err(error) if error.kind() == ErrorKind::Denied => return Err(error),
+            Err(error) if error.kind() == ErrorKind::Denied => {
+                return Err(ApiError::Failed(error));
+            }
             Err(error) => return Ok(WriteOutcome::Unclear(error)),
         };
         let parsed = serde_json::from_slice::<Acknowledged>(&reply);
@@ -216,7 +233,7 @@ impl Api {
             Some(refusal) if refusal.code >= 500 && !refusal.is_limit() => {
                 Ok(WriteOutcome::Unclear(refusal.into()))
             }
-            Some(refusal) => Err(refusal.into()),
+            Some(refusal) => Err(ApiError::Refused(refusal)),
         }
     }
 
@@ -376,9 +393,10 @@ mod tests {
         assert_eq!(off.kind(), ErrorKind::Misconfigured);
         assert!(off.to_string().contains("10076") && off.to_string().contains("turn JetStream on"));
         assert_eq!(refusal(503, 10_008).kind(), ErrorKind::Unavailable);
-        assert_eq!(refusal(400, 10_058).kind(), ErrorKind::Invalid);
-        assert_eq!(refusal(404, 10_059).kind(), ErrorKind::Misconfigured);
-        assert_eq!(refusal(400, MESSAGE_TOO_LONG).kind(), ErrorKind::Misconfigured);
+        assert_eq!(refusal(403, 10_100).kind(), ErrorKind::Denied);
+        for (code, err_code) in [(400, 10_058), (404, NO_STREAM), (400, MESSAGE_TOO_LONG)] {
+            assert_eq!(refusal(code, err_code).kind(), ErrorKind::Misconfigured, "{err_code}");
+        }
         // Only an error that names a limit proves that nothing was written.
         let failed = |description: &str| JetStreamError {
             code: 503,
@@ -387,5 +405,21 @@ mod tests {
         };
         assert!(failed("maximum bytes exceeded").is_limit());
         assert!(!failed("no space left on device").is_limit());
+    }
+
+    #[test]
+    fn limits_that_can_end_by_themselves_are_waited_for() {
+        let kind = |code, err_code, description: &str| {
+            JetStreamError { code, err_code, description: description.to_owned() }.kind()
+        };
+        for err_code in LIMITS_REACHED {
+            assert_eq!(kind(400, err_code, "a limit"), ErrorKind::Unavailable, "{err_code}");
+        }
+        let full = "maximum messages exceeded";
+        assert_eq!(kind(400, STORE_FAILED, full), ErrorKind::Unavailable);
+        let no_peers = "no suitable peers for placement";
+        let offline = format!("{no_peers}, peer offline");
+        assert_eq!(kind(400, NO_PEERS, &offline), ErrorKind::Unavailable);
+        assert_eq!(kind(400, NO_PEERS, no_peers), ErrorKind::Misconfigured);
     }
 }

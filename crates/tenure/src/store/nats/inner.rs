@@ -8,7 +8,7 @@ use std::time::Duration;
 use tenure_core::record::{Lineage, RecordClaim, RecordDecision, RecordSource, SeenRecord};
 use tenure_core::{Key, Time};
 
-use super::api::{Api, ApiDeadline, KeyWrite, Message, WriteOutcome};
+use super::api::{Api, ApiDeadline, ApiError, KeyWrite, Message, WriteOutcome};
 use super::bucket;
 use super::format::{KeyRecord, RecordHolder};
 use super::keys::{self, KnownKey, KnownKeys};
@@ -21,6 +21,7 @@ use super::tickets::{self, TicketQueues};
 use super::watches::Watches;
 use crate::mutex::Mutex;
 use crate::store::{Contended, KeySpace};
+use crate::units::in_whole_units;
 use crate::{Error, ErrorKind, Result};
 
 pub(super) struct NatsInner {
@@ -104,13 +105,12 @@ impl NatsInner {
             BucketLayout::Native
                 if self.settings_check.max_age().is_some_and(|max_age| requested >= max_age) =>
             {
-                let max_age =
-                    settings::format_age(self.settings_check.max_age().unwrap_or_default());
+                let max_age = in_whole_units(self.settings_check.max_age().unwrap_or_default());
                 let bucket = &self.options.bucket;
                 let message = format!(
                     "the ttl of {} is not shorter than the {max_age} for which the bucket {bucket} keeps records (max_age): use \
                      a shorter one, or run `nats stream edit KV_{bucket} --max-age=-1`",
-                    settings::format_age(requested)
+                    in_whole_units(requested)
                 );
                 Err(Error::new(ErrorKind::Invalid, message))
             }
@@ -240,16 +240,18 @@ impl NatsInner {
             Err(error) => error,
         };
         self.settings_check.add_doubt();
-        if error.kind() != ErrorKind::Misconfigured {
-            return Err(error);
-        }
+        let refusal = match error {
+            ApiError::Refused(refusal) if refusal.is_limit() => refusal,
+            error => return Err(error.into()),
+        };
         // A limit of the stream refused the write. The server's error does not contain the limit's value, which the
         // operator needs.
+        let (kind, error) = (refusal.kind(), Error::from(refusal));
         let Ok(info) = stream::info(&self.api, &self.stream, until).await else {
             return Err(error);
         };
         let message = settings::limit_error(&info, &self.options.bucket, &error.to_string());
-        Err(Error::new(ErrorKind::Misconfigured, message))
+        Err(Error::new(kind, message))
     }
 
     /// Reads a record from the leader of the stream.

@@ -66,6 +66,10 @@ async fn claim_in_order(
     if !claim.queue && !place.has_ticket(served, until).await? {
         return Ok(Answer::Contended(contended));
     }
+    // Before the ticket is written. A claim that cannot watch the queue, because the server has no room for another
+    // consumer, fails as a claim: nothing was written, and the outage lasts until a claim is answered. If the wait
+    // failed instead, each repeated claim would be answered, and the outage would never be reported.
+    place.start_watch(until).await?;
     place.join(served, until).await?;
     if claim.id.is_multiple_of(SWEEP_ONE_IN) {
         // Tickets below `served`, and not the ticket at `served`: its holder may still hold the lock, and deletes

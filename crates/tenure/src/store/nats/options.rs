@@ -82,7 +82,7 @@ impl Options {
         options.certificate = match client_files {
             (Some(certificate), Some(key)) => Some((certificate, key)),
             (None, None) => None,
-            _ => return Err(invalid("cert and key go together: give both")),
+            _ => return Err(invalid("only one of cert and key is given: give both or neither")),
         };
         Ok(options)
     }
@@ -263,7 +263,7 @@ mod tests {
             ("//me:hunter2@h/b.c", "letters"),
             ("//me:hunter2%zz@h/b", "hexadecimal"),
             ("//me:hunter2@/b", "HOST"),
-            ("//h/b?cert=x", "together"),
+            ("//h/b?cert=x", "both or neither"),
             ("//h/b?fair=perhaps", "true or false"),
             ("//h/b?monitor=http://hunter2/", "HOST"),
         ] {

@@ -13,6 +13,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::json;
 use tenure_core::Time;
+use tenure_core::lease::Lease;
 use tenure_core::record::{RecordClaim, RecordDecision};
 use tenure_core::table::Mode;
 use tokio::sync::Notify;
@@ -179,10 +180,21 @@ impl NatsPlace {
             if ahead.is_some_and(|ahead| self.could_be_granted(ahead))
                 && self.record_watch.is_none()
             {
-                self.record_watch = Some(subscribe(&inner, &self.subject).await?);
-                // Another pass, and no sleep. A watch that other waiters share may have delivered the free record
-                // already, and will not deliver it again.
-                continue;
+                match subscribe(&inner, &self.subject).await {
+                    Ok(watch) => {
+                        self.record_watch = Some(watch);
+                        // Another pass, and no sleep. A watch that other waiters share may have delivered the free
+                        // record already, and will not deliver it again.
+                        continue;
+                    }
+                    // The server has no room for another consumer, say. The poll finds what the watch would have
+                    // delivered. If the store is away, the poll fails, and the machine waits and reports.
+                    Err(error) if error.kind() == ErrorKind::Unavailable => {
+                        let key = &self.claim.key;
+                        tracing::debug!(name: "tenure.watch_failed", %key, store = %inner, %error);
+                    }
+                    Err(error) => return Err(error),
+                }
             }
             // Our predecessor's release wakes us by its ticket. The poll covers the cases without a message: a
             // predecessor that crashed with the lock, a purged ticket, a consumer that died with its server.
@@ -198,6 +210,24 @@ impl NatsPlace {
                         self.read_record().await?;
                     }
                 }
+            }
+        }
+    }
+
+    /// Starts the watch of tickets, until a deadline.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` if it cannot be started: the server does not answer, or has no room for another consumer.
+    pub(super) async fn start_watch(&mut self, until: ApiDeadline) -> Result<()> {
+        let clock = self.inner.api.clock.clone();
+        tokio::select! {
+            biased;
+            started = self.watch_tickets() => started,
+            // A consumer that the server creates nevertheless ends by itself: it has no subscriber.
+            () = clock.sleep_until(until.0) => {
+                let message = "the watch of the queue did not start in time";
+                Err(Error::new(ErrorKind::Unavailable, message))
             }
         }
     }
@@ -293,7 +323,7 @@ impl NatsPlace {
 
     /// Takes the lock if the record is still the known one; `None` if another write came first.
     async fn take(&mut self, known: &KnownKey, next: format::KeyRecord) -> Result<Option<Waited>> {
-        let until = self.inner.api.deadline_after(self.claim.ttl / 4);
+        let until = self.inner.api.deadline_after(Lease::request_limit_of(self.claim.ttl));
         let sent = self.inner.now();
         let grant =
             grant::take(&self.inner, &self.claim, &self.subject, known, next, until).await?;
@@ -314,7 +344,7 @@ impl NatsPlace {
     ///
     /// The leader is read first: the notification that showed the grant may be outdated.
     async fn granted(&self) -> Result<Waited> {
-        let until = self.inner.api.deadline_after(self.claim.ttl / 4);
+        let until = self.inner.api.deadline_after(Lease::request_limit_of(self.claim.ttl));
         let known = self.inner.read(&self.subject, until).await?;
         if known.record.holder(self.claim.id).is_none() {
             return Ok(Waited::Gone);

@@ -15,6 +15,7 @@ use super::layout::BucketLayout;
 use super::stream::{StreamConfig, StreamInfo};
 use crate::mutex::Mutex;
 use crate::store::Finding;
+use crate::units::in_whole_units;
 
 /// Shortest time between two checks if the only reason is write conflicts, which are normal on contended keys.
 const CONFLICT_RECHECK_PAUSE: Duration = Duration::from_secs(10);
@@ -104,15 +105,6 @@ pub(super) fn limit_error(info: &StreamInfo, bucket: &str, server_error: &str) -
     )
 }
 
-/// Formats an age, in whole hours if possible.
-pub(super) fn format_age(age: Duration) -> String {
-    let seconds = age.as_secs();
-    match (seconds / 3_600, seconds % 3_600) {
-        (hours @ 1.., 0) => format!("{hours}h"),
-        _ => format!("{age:?}"),
-    }
-}
-
 /// Finding for `tenure doctor` about settings that lose or refuse records.
 pub(super) fn finding(info: &StreamInfo, bucket: &str, layout: BucketLayout) -> Finding {
     const WHAT: &str = "settings";
@@ -142,7 +134,7 @@ pub(super) fn finding(info: &StreamInfo, bucket: &str, layout: BucketLayout) -> 
     let max_age = info.max_age();
     // In nlock's layout the age is the ttl, which the bucket's own finding reports.
     if !max_age.is_zero() && layout == BucketLayout::Native {
-        limits.push(format!("records are kept for {} (max_age)", format_age(max_age)));
+        limits.push(format!("records are kept for {} (max_age)", in_whole_units(max_age)));
     }
     if limits.is_empty() {
         return Finding::ok(WHAT, "no limit on records, their size or their age");

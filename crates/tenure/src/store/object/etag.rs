@@ -83,8 +83,9 @@ impl EtagBucket {
             200 => {
                 let modified = reply.header("last-modified").and_then(dates::http);
                 let (Some(version), Some(modified)) = (version(&reply), modified) else {
+                    // Perhaps a page of a proxy: waited for, as any answer that is not the store's.
                     let what = "the store does not report the version and time of an object";
-                    return Err(BucketError::Permanent(what.to_owned()));
+                    return Err(BucketError::Ambiguous(what.to_owned()));
                 };
                 Ok(ReadResult::Present { body: reply.into_lock_body()?, version, modified, now })
             }

@@ -109,10 +109,10 @@ impl Web {
         }
         let request = reqwest::Request::try_from(Request::from_parts(head, body));
         let request = request
-            .map_err(|error| BucketError::Permanent(crate::error::chain(&error.without_url())))?;
+            .map_err(|error| BucketError::Permanent(Error::chain_of(&error.without_url())))?;
         let mut reply = self.client.execute(request).await.map_err(|error| {
             let unsent = error.is_connect() || error.is_builder();
-            let words = crate::error::chain(&error.without_url());
+            let words = Error::chain_of(&error.without_url());
             if unsent {
                 BucketError::Unreachable(format!("cannot connect: is the store up? {words}"))
             } else {
@@ -125,7 +125,7 @@ impl Web {
         let mut body = Vec::new();
         loop {
             let chunk = reply.chunk().await.map_err(|error| {
-                let words = crate::error::chain(&error.without_url());
+                let words = Error::chain_of(&error.without_url());
                 BucketError::Ambiguous(format!("the connection broke during the reply: {words}"))
             })?;
             let Some(chunk) = chunk else { break };
@@ -134,11 +134,11 @@ impl Web {
             }
             body.extend_from_slice(&chunk);
         }
-        // Without the store's time the age of a hold cannot be judged.
+        // Without the store's time the age of a hold cannot be judged. The reply may be that of a proxy whose store is
+        // away, so it is waited for; and a write that it answers may have taken effect.
         let now = now.ok_or_else(|| {
-            BucketError::Permanent(
-                "the store does not report its time: its replies have no Date header".into(),
-            )
+            let what = format!("the store answered {status} without its time: no Date header");
+            BucketError::Ambiguous(what)
         })?;
         Ok(Reply { status, headers, body, now })
     }
@@ -183,6 +183,10 @@ impl Reply {
             408 | 500..=599 => {
                 BucketError::Ambiguous(format!("the store failed ({status}{message})"))
             }
+            // Not a word of the store: a proxy or a login page answers in its place, perhaps only for a while.
+            _ if message.is_empty() => BucketError::Ambiguous(format!(
+                "the answer {status} has no error message of a store: is there a proxy in between?"
+            )),
             _ => BucketError::Permanent(format!("the store answered {status}{message}")),
         }
     }
@@ -289,7 +293,10 @@ mod tests {
             assert!(matches!(error(status), BucketError::Ambiguous(_)), "{status}");
         }
         for status in [301, 400, 405, 411] {
-            assert!(matches!(error(status), BucketError::Permanent(_)), "{status}");
+            let refusal = reply(status, "<Error><Message>no such method</Message></Error>");
+            assert!(matches!(refusal.error(), BucketError::Permanent(_)), "{status}");
+            let nonsense = reply(status, "<html>log in</html>");
+            assert!(matches!(nonsense.error(), BucketError::Ambiguous(_)), "{status}");
         }
     }
 

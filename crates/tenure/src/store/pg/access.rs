@@ -8,6 +8,7 @@ use tokio_postgres::Row;
 use super::clock::{DbClock, Reading};
 use super::connect::{Parameter, PgConnection};
 use super::incarnation::Incarnation;
+use super::primaries::Primaries;
 use super::table::Table;
 use crate::{Clock, Result};
 
@@ -18,6 +19,7 @@ pub(crate) struct TableAccess<'a> {
     pub(crate) clock: &'a Clock,
     pub(crate) db_clock: &'a DbClock,
     pub(crate) incarnation: &'a Incarnation,
+    pub(crate) primaries: &'a Primaries,
     /// Store or queue, for the log.
     pub(crate) user: &'a (dyn fmt::Display + Sync),
 }
@@ -42,7 +44,8 @@ impl TableAccess<'_> {
         Ok((rows, reading))
     }
 
-    /// Sends one request that grants: fills in the epoch, and retries if the server was restarted meanwhile.
+    /// Sends one request that grants: fills in the epoch, and retries if the server was restarted meanwhile. The grant
+    /// counts only once [`Primaries::confirm_grant`] has confirmed it.
     pub(crate) async fn grant(
         &self,
         connection: &mut PgConnection,
@@ -50,6 +53,7 @@ impl TableAccess<'_> {
         parameters: &[Parameter<'_>],
         by: Time,
     ) -> Result<(Vec<Row>, Reading)> {
+        self.primaries.check_claim(connection, by).await?;
         let mut failures = 0;
         loop {
             self.incarnation.ensure_epoch(connection, by).await?;

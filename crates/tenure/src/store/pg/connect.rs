@@ -3,23 +3,27 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::future::{Future, poll_fn};
-#[cfg(unix)]
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tenure_core::Time;
+use tenure_core::primaries::PrimaryRun;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_postgres::Statement;
-use tokio_postgres::config::TargetSessionAttrs;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{AsyncMessage, Client, Row, SimpleQueryMessage, SimpleQueryRow};
 
 use super::dial::PgDriver;
 use super::failure::{self, RequestStage};
-use super::settings::Settings;
+#[cfg(not(unix))]
+use super::login::LoginPid;
+#[cfg(not(unix))]
+use super::settings::ServerHost;
+use super::settings::{ConnectPlan, ConnectWay, PgServer};
 #[cfg(unix)]
-use super::socket::{self, SocketHandle};
+use super::socket::{self, OpenedSocket, SocketHandle};
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// A parameter and its type. With the types given, a statement needs neither a name nor a second round trip.
@@ -39,48 +43,59 @@ pub(crate) struct PgConnection {
     #[cfg_attr(not(unix), expect(dead_code, reason = "empty without sockets of our own"))]
     socket: OwnSocket,
     end: SessionEnd,
+    /// Process of the session, as it was announced at login; `None` if the caller opened the connection.
+    login_pid: Option<i32>,
     clock: Clock,
     /// True while a request is in flight, and after it was interrupted: the next answer would be that of another
     /// request, so the connection must not be reused.
     interrupted: bool,
     plans: Plans,
+    /// Server of the connection, if the settings list several.
+    pub(super) listed: Option<ListedServer>,
+}
+
+/// One of several listed servers, and its run as a primary when the connection was opened; `None` for a standby.
+#[derive(Clone, Debug)]
+pub(crate) struct ListedServer {
+    pub(crate) server: PgServer,
+    /// All listed servers, this one among them.
+    pub(crate) servers: Arc<[PgServer]>,
+    pub(crate) run: Option<PrimaryRun>,
 }
 
 /// Prepared statements of a connection.
 #[derive(Default)]
 struct Plans {
-    /// True if statements may be prepared: only if every request reaches the same session.
-    allowed: bool,
+    /// Set if statements may be prepared: only if every request reaches the same session.
+    allowed: Option<Arc<PlanRefusals>>,
     /// Prepared statements by their SQL.
     prepared: HashMap<String, Statement>,
 }
 
-impl PgConnection {
-    /// Connects within the connect timeout of the settings, and by `by` at the latest. Of several servers the first
-    /// suitable one is used, and each gets an equal share of the remaining time.
-    pub(crate) async fn open(
-        settings: &Settings,
-        clock: &Clock,
-        by: Time,
-        notifications: Option<NotificationSender>,
-    ) -> Result<Self> {
-        let by = by.min(clock.now() + settings.connect_timeout);
-        let mut failed = None;
-        let servers = servers(settings);
-        for nth in 0..servers {
-            let left = by.since(clock.now()) / u32::try_from(servers - nth).unwrap_or(1);
-            match Self::open_one(settings, clock, nth, clock.now() + left, notifications.clone())
-                .await
-            {
-                Ok(connection) => return Ok(connection),
-                Err(error) => failed = Some(error),
-            }
-        }
-        Err(failed.unwrap_or_else(|| timed_out(Duration::ZERO)))
-    }
+/// Refusals of prepared statements by a server, shared by the connections of a pool.
+///
+/// A server that lacks a statement which was prepared before, or that has another of its name, is a pooler that shares
+/// its sessions. Another process may have prepared another statement under the same name, since the driver numbers them
+/// from 0 in every process. So none is used after the first refusal.
+#[derive(Debug, Default)]
+pub(crate) struct PlanRefusals(AtomicBool);
 
-    async fn open_one(
-        settings: &Settings,
+impl PlanRefusals {
+    /// Notes a refusal. True if the error is one: the request was not executed, and can be repeated.
+    fn note(&self, error: &Error) -> bool {
+        // invalid_sql_statement_name, duplicate_prepared_statement
+        let refused = matches!(failure::code(error), Some("26000" | "42P05"));
+        if refused && !self.0.swap(true, Ordering::Relaxed) {
+            tracing::warn!(name: "tenure.prepare_refused", %error);
+        }
+        refused
+    }
+}
+
+impl PgConnection {
+    /// Connects to one server of the settings, or calls the closure of the caller, by `by` at the latest.
+    pub(super) async fn open_one(
+        way: &ConnectWay<'_>,
         clock: &Clock,
         nth: usize,
         by: Time,
@@ -88,34 +103,26 @@ impl PgConnection {
     ) -> Result<Self> {
         let begun = clock.now();
         // The driver's own timeout is not used: it covers the socket, but neither TLS nor authentication.
-        let mut connection = tokio::select! {
+        tokio::select! {
             biased;
-            opened = open(settings, nth) => {
-                let (client, driver, socket) = opened?;
+            opened = open(way, clock, nth) => {
+                let DialledConnection { client, driver, socket, login_pid } = opened?;
                 let (end_sender, end) = watch::channel(None);
                 let reader = tokio::spawn(read(driver, notifications, end_sender));
-                Self {
+                Ok(Self {
                     client,
                     reader,
                     socket,
                     end,
+                    login_pid,
                     clock: clock.clone(),
                     interrupted: false,
                     plans: Plans::default(),
-                }
+                    listed: None,
+                })
             }
-            () = clock.sleep_until(by) => return Err(timed_out(clock.now().since(begun))),
-        };
-        let attributes = settings.config.get_target_session_attrs();
-        if settings.dial.is_none() && attributes == TargetSessionAttrs::ReadWrite {
-            let rows = connection.simple("SHOW transaction_read_only", by).await;
-            let rows = rows.map_err(failure::nothing_done)?;
-            if rows.first().and_then(|row| row.get("transaction_read_only")) != Some("off") {
-                let message = "the server is read-only, and no writable server answers";
-                return Err(Error::new(ErrorKind::Unavailable, message));
-            }
+            () = clock.sleep_until(by) => Err(timed_out(clock.now().since(begun))),
         }
-        Ok(connection)
     }
 
     /// Sends one request. If no answer arrives by `by`, the connection is aborted and the outcome is unknown.
@@ -187,9 +194,20 @@ impl PgConnection {
         self.socket.as_ref()
     }
 
+    /// True if the session of process `pid` answered the login. No pooler is in between then, so every statement reaches
+    /// that session.
+    pub(crate) fn logged_in_to(&self, pid: i32) -> bool {
+        self.login_pid == Some(pid)
+    }
+
     /// Subscribes to the end of this connection.
     pub(crate) fn end(&self) -> SessionEnd {
         self.end.clone()
+    }
+
+    /// Server of the connection, if the settings list several.
+    pub(crate) fn listed(&self) -> Option<&ListedServer> {
+        self.listed.as_ref()
     }
 
     /// True if another request may be sent.
@@ -201,8 +219,8 @@ impl PgConnection {
 impl PgConnection {
     /// Allows or forbids prepared statements. Allow them only if every request reaches the same session.
     #[cfg(feature = "jobs")]
-    pub(crate) fn allow_plans(&mut self, allowed: bool) {
-        self.plans.allowed = allowed;
+    pub(crate) fn allow_plans(&mut self, allowed: bool, refusals: &Arc<PlanRefusals>) {
+        self.plans.allowed = allowed.then(|| Arc::clone(refusals));
     }
 
     /// Sends one request as [`query`](Self::query) does, with a prepared statement if that is allowed.
@@ -216,9 +234,21 @@ impl PgConnection {
         parameters: &[Parameter<'_>],
         by: Time,
     ) -> Result<Vec<Row>> {
-        if !self.plans.allowed {
-            return self.query(sql, parameters, by).await;
+        let refusals = self.plans.allowed.clone().filter(|it| !it.0.load(Ordering::Relaxed));
+        let Some(refusals) = refusals else { return self.query(sql, parameters, by).await };
+        match self.query_prepared(sql, parameters, by).await {
+            // The server found no plan, or could not name one: nothing was executed.
+            Err(error) if refusals.note(&error) => self.query(sql, parameters, by).await,
+            answered => answered,
         }
+    }
+
+    async fn query_prepared(
+        &mut self,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+        by: Time,
+    ) -> Result<Vec<Row>> {
         self.begin()?;
         let known = self.plans.prepared.get(sql).cloned();
         let statement = if let Some(statement) = known {
@@ -268,41 +298,50 @@ type OwnSocket = Option<Arc<SocketHandle>>;
 #[cfg(not(unix))]
 type OwnSocket = ();
 
-#[cfg(unix)]
-async fn open(settings: &Settings, nth: usize) -> Result<(Client, PgDriver, OwnSocket)> {
-    let Some(dial) = &settings.dial else {
-        let (client, driver, socket) = socket::connect(settings, nth).await?;
-        return Ok((client, driver, Some(socket)));
-    };
-    let opened = dial.call().await;
-    let (client, driver) =
-        opened.map_err(|error| failure::explain(error, RequestStage::Connecting))?;
-    Ok((client, driver, None))
+/// A connection that was just opened.
+struct DialledConnection {
+    client: Client,
+    driver: PgDriver,
+    socket: OwnSocket,
+    login_pid: Option<i32>,
 }
 
-#[cfg(unix)]
-fn servers(settings: &Settings) -> usize {
-    if settings.dial.is_some() { 1 } else { socket::servers(settings) }
-}
-
-#[cfg(not(unix))]
-async fn open(settings: &Settings, _: usize) -> Result<(Client, PgDriver, OwnSocket)> {
-    let opened = match &settings.dial {
-        Some(dial) => dial.call().await,
-        None => {
-            let connected = settings.config.connect(settings.trust.connector()?).await;
-            connected.map(|(client, connection)| (client, PgDriver::new(connection)))
+async fn open(way: &ConnectWay<'_>, clock: &Clock, nth: usize) -> Result<DialledConnection> {
+    match way {
+        ConnectWay::Servers(plan) => open_server(plan, clock, nth).await,
+        ConnectWay::Dial(dial) => {
+            let opened = dial.call().await;
+            let (client, driver) =
+                opened.map_err(|error| failure::explain(error, RequestStage::Connecting))?;
+            let socket = OwnSocket::default();
+            Ok(DialledConnection { client, driver, socket, login_pid: None })
         }
-    };
-    let (client, driver) =
-        opened.map_err(|error| failure::explain(error, RequestStage::Connecting))?;
-    Ok((client, driver, ()))
+    }
 }
 
-/// Returns 1: the driver itself tries all servers.
+#[cfg(unix)]
+async fn open_server(plan: &ConnectPlan, clock: &Clock, nth: usize) -> Result<DialledConnection> {
+    let opened = socket::connect(plan, nth, clock).await?;
+    let OpenedSocket { client, driver, handle, login_pid } = opened;
+    Ok(DialledConnection { client, driver, socket: Some(handle), login_pid })
+}
+
 #[cfg(not(unix))]
-fn servers(_: &Settings) -> usize {
-    1
+async fn open_server(plan: &ConnectPlan, _: &Clock, nth: usize) -> Result<DialledConnection> {
+    let login_pid = LoginPid::default();
+    let mut config = plan.config(nth);
+    if let Some(PgServer { host: ServerHost::Name(name), address, port }) = plan.servers.get(nth) {
+        config.host(name).port(*port);
+        if let Some(address) = address {
+            config.hostaddr(*address);
+        }
+    }
+    let connected = config.connect(plan.trust(nth).connector(login_pid.clone())?).await;
+    let (client, connection) =
+        connected.map_err(|error| failure::explain(error, RequestStage::Connecting))?;
+    let driver = PgDriver::new(connection);
+    // Known only if the login was encrypted: the driver opens the socket itself.
+    Ok(DialledConnection { client, driver, socket: (), login_pid: login_pid.get() })
 }
 
 /// Reads until the connection ends, which ends every request on it.
@@ -330,7 +369,7 @@ async fn read(
     }
 }
 
-fn timed_out(after: Duration) -> Error {
+pub(super) fn timed_out(after: Duration) -> Error {
     let message = format!("no connection within {after:.1?}: is the server up?");
     Error::new(ErrorKind::Unavailable, message)
 }

@@ -2,9 +2,10 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use tenure_core::Time;
 use tokio_postgres::SimpleQueryRow;
-use tokio_postgres::config::Host;
 
+use super::primaries::Primaries;
 use super::settings::Settings;
 use crate::store::Finding;
 
@@ -41,7 +42,7 @@ pub(crate) fn findings(row: &SimpleQueryRow, settings: &Settings) -> Vec<Finding
     } else {
         Finding::ok("connections", detail)
     });
-    findings.push(match (text("is_encrypted") == "1", is_local(settings)) {
+    findings.push(match (text("is_encrypted") == "1", settings.is_local()) {
         (true, _) => Finding::ok("encryption", "TLS"),
         (false, true) => Finding::ok("encryption", "none, within this host"),
         (false, false) => {
@@ -84,6 +85,14 @@ pub(crate) fn findings(row: &SimpleQueryRow, settings: &Settings) -> Vec<Finding
     findings
 }
 
+/// Finding about the listed servers.
+pub(crate) async fn listed_servers(primaries: &Primaries, by: Time) -> Option<Finding> {
+    match primaries.finding(by).await {
+        Ok(finding) => finding,
+        Err(error) => Some(Finding::error("listed servers", &error)),
+    }
+}
+
 /// Warns of asynchronous standbys: a promoted standby that lacks a grant gives the lock to another holder.
 fn replication(synchronous: &str, commit: &str, standbys: i64) -> Finding {
     const WHAT: &str = "replication";
@@ -103,19 +112,6 @@ fn replication(synchronous: &str, commit: &str, standbys: i64) -> Finding {
         ),
     )
     .advise("set synchronous_standby_names and synchronous_commit = on, or check the fencing token")
-}
-
-fn is_local(settings: &Settings) -> bool {
-    let hosts = settings.config.get_hosts();
-    !hosts.is_empty()
-        && hosts.iter().all(|host| match host {
-            Host::Tcp(name) => {
-                name == "localhost"
-                    || name.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback())
-            }
-            #[cfg(unix)]
-            Host::Unix(_) => true,
-        })
 }
 
 #[cfg(test)]

@@ -17,20 +17,44 @@ pub(crate) enum RequestStage {
 
 /// Converts a driver error. The server's message is the source of the error; it never repeats a password.
 pub(crate) fn explain(error: tokio_postgres::Error, stage: RequestStage) -> Error {
-    let (kind, message) = match error.code() {
-        Some(code) => refused(code, stage),
-        None if is_untrusted(&error) => (
+    if let Some(function) = denied_function(&error) {
+        let message = format!(
+            "the role may not call the function {function}: an owner must GRANT EXECUTE ON FUNCTION {function} to it"
+        );
+        return Error::new(ErrorKind::Denied, message).because(error);
+    }
+    if let Some(message) = denied_object(&error) {
+        return Error::new(ErrorKind::Denied, message).because(error);
+    }
+    if let Some(code) = error.code() {
+        let (kind, message) = refused(code, stage);
+        // A server that is starting, stopping or full cannot be used either way.
+        let up = stage == RequestStage::Asking
+            && !["53", "57", "08"].iter().any(|class| code.code().starts_with(class));
+        let refusal = Error::new(kind, message).because(error);
+        return if up { refusal.into_answer() } else { refusal };
+    }
+    let (kind, message) = match () {
+        () if is_untrusted(&error) => (
             ErrorKind::Denied,
             "the server's certificate is not trusted: check sslmode and sslrootcert",
         ),
-        None if is_unencrypted(&error) => {
+        () if is_unencrypted(&error) => {
             (ErrorKind::Denied, "the server does not support TLS, and sslmode requires it")
         }
-        None if is_passwordless(&error) => (
+        () if is_passwordless(&error) => (
             ErrorKind::Denied,
             "the server requires a password: give it in $PGPASSWORD, in ~/.pgpass or in the URL",
         ),
-        None => match stage {
+        () if is_unbound(&error) => (
+            ErrorKind::Denied,
+            "the server did not use channel binding, and channel_binding requires it",
+        ),
+        () if is_unsupported_method(&error) => (
+            ErrorKind::Denied,
+            "the server requires a method of authentication that is not supported, such as GSSAPI",
+        ),
+        () => match stage {
             RequestStage::Connecting => {
                 (ErrorKind::Unavailable, "cannot connect (is the server up?)")
             }
@@ -42,10 +66,50 @@ pub(crate) fn explain(error: tokio_postgres::Error, stage: RequestStage) -> Erro
     Error::new(kind, message).because(error)
 }
 
+/// Function that the role may not call, if that is the error. The server names it only in its text; in other languages
+/// than English it is not found.
+fn denied_function(error: &tokio_postgres::Error) -> Option<&str> {
+    let refusal =
+        error.as_db_error().filter(|it| *it.code() == SqlState::INSUFFICIENT_PRIVILEGE)?;
+    refusal.message().strip_prefix("permission denied for function ")
+}
+
+/// True if the message of an error names a function that the role may not call.
+pub(crate) fn names_function(error: &Error) -> bool {
+    let source = error.source().and_then(|source| source.downcast_ref());
+    source.and_then(denied_function).is_some()
+}
+
+/// Advice for an operation that needs more than the rights of a user of the table: its owner, or a right on its schema.
+/// The server says so only in its text; in other languages than English the general advice is given.
+fn denied_object(error: &tokio_postgres::Error) -> Option<String> {
+    let refusal =
+        error.as_db_error().filter(|it| *it.code() == SqlState::INSUFFICIENT_PRIVILEGE)?;
+    let message = refusal.message();
+    if let Some(object) = message.strip_prefix("must be owner of ") {
+        return Some(format!(
+            "only the owner of {object} can change its definition: connect as its owner, or let its owner run the \
+             SQL that `tenure schema` prints"
+        ));
+    }
+    let schema = message.strip_prefix("permission denied for schema ")?;
+    Some(format!(
+        "the role lacks rights on the schema {schema}: an owner must GRANT USAGE on it, and CREATE to create tables there"
+    ))
+}
+
 /// SQLSTATE of the server's answer, if the error comes from the server.
 pub(crate) fn code(error: &Error) -> Option<&str> {
     let source = error.source()?.downcast_ref::<tokio_postgres::Error>()?;
     source.code().map(SqlState::code)
+}
+
+/// The server's message, without its details: those quote rows.
+#[cfg(feature = "jobs")]
+pub(crate) fn server_message(error: &Error) -> Option<String> {
+    let source = error.source()?.downcast_ref::<tokio_postgres::Error>()?;
+    let refusal = source.as_db_error()?;
+    Some(format!("{} (SQLSTATE {})", refusal.message(), refusal.code().code()))
 }
 
 /// Converts `Unknown` to `Unavailable`, for failures before the request itself was sent: nothing was changed.
@@ -83,6 +147,17 @@ fn is_passwordless(error: &tokio_postgres::Error) -> bool {
     error.source().is_some_and(|source| source.to_string() == "password missing")
 }
 
+/// True if channel binding is required and the server did not offer it. The driver reports it only as this text.
+fn is_unbound(error: &tokio_postgres::Error) -> bool {
+    error.source().is_some_and(|source| source.to_string() == "server did not use channel binding")
+}
+
+/// True if the driver cannot authenticate as the server requires. The driver reports it only as these texts.
+fn is_unsupported_method(error: &tokio_postgres::Error) -> bool {
+    let texts = ["unsupported authentication method", "unsupported SASL mechanism"];
+    error.source().is_some_and(|source| texts.contains(&&*source.to_string()))
+}
+
 fn refused(code: &SqlState, stage: RequestStage) -> (ErrorKind, &'static str) {
     use ErrorKind::{Denied, Invalid, Misconfigured, Unavailable, Unknown};
     match code.code() {
@@ -101,7 +176,7 @@ fn refused(code: &SqlState, stage: RequestStage) -> (ErrorKind, &'static str) {
                 "the table does not fit this version of tenure: `tenure schema` prints the right definition",
             )
         }
-        "22P02" | "22003" | "22P05" | "22021" | "22023" => {
+        "22001" | "22P02" | "22003" | "22P05" | "22021" | "22023" => {
             (Invalid, "invalid value for the type of the column")
         }
         "23505" => (Invalid, "a row of that key exists already"),

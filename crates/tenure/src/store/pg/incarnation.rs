@@ -17,6 +17,7 @@ use super::connect::PgConnection;
 use super::durable::DURABLE;
 use super::failure;
 use super::migrate::REFUSED;
+use super::role::{STARTED, SYSTEM, TIMELINE};
 use super::table::Table;
 use crate::mutex::Mutex;
 use crate::store::Finding;
@@ -29,13 +30,6 @@ const VERSION: &str = "tenure incarnation, version 1";
 
 /// Placeholder of the epoch in statements that grant; see [`Incarnation::fill`].
 pub(crate) const EPOCH: &str = "@epoch@";
-
-/// SQL of the timeline that the server writes. `pg_control_checkpoint` would be late by a checkpoint.
-pub(crate) const TIMELINE: &str =
-    "('x' || lpad(left(pg_walfile_name(pg_current_wal_lsn()), 8), 16, '0'))::bit(64)::int8";
-/// SQL of the start time of the server, in microseconds since 1970.
-const STARTED: &str = "(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::int8";
-const SYSTEM: &str = "(SELECT system_identifier FROM pg_control_system())";
 
 /// SQL that fails with a message that [`is_another`] recognizes. `clock_timestamp` keeps the planner from evaluating it
 /// while it plans the statement.

@@ -6,6 +6,7 @@ use tenure_core::Time;
 use tokio::sync::mpsc;
 
 use super::connect::PgConnection;
+use super::pooler;
 use super::settings::Settings;
 use crate::{Clock, Result, identity};
 
@@ -22,18 +23,21 @@ pub(crate) struct NotificationListener {
 }
 
 impl NotificationListener {
-    /// Starts to listen. Use [`receives`](Self::receives) to check that notifications arrive: behind a pooler that
-    /// assigns a session per transaction, none do.
+    /// Starts to listen; `None` behind a pooler that shares sessions: notifications would go to another client. Use
+    /// [`receives`](Self::receives) to check that they arrive.
     pub(crate) async fn begin(
         settings: &Settings,
         clock: &Clock,
         channel: &str,
         by: Time,
-    ) -> Result<Self> {
+    ) -> Result<Option<Self>> {
         let (sender, notifications) = mpsc::channel(MAX_PENDING_NOTIFICATIONS);
-        let mut connection = PgConnection::open(settings, clock, by, Some(sender)).await?;
+        let (mut connection, binding) = pooler::open(settings, clock, by, Some(sender)).await?;
+        if !binding.has_own_session() {
+            return Ok(None);
+        }
         connection.run(&format!("LISTEN \"{channel}\""), by).await?;
-        Ok(Self { _connection: connection, notifications })
+        Ok(Some(Self { _connection: connection, notifications }))
     }
 
     /// Random payload that no other process sends.

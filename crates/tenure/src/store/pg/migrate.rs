@@ -5,10 +5,15 @@ use std::time::Duration;
 use super::durable::DURABLE;
 use super::failure;
 use super::pool::Pool;
+use super::version::{self, VERSION};
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// SQLSTATE with which our SQL refuses a table that does not fit.
 pub(crate) const REFUSED: &str = "TN001";
+
+/// Number of the advisory lock that our SQL takes: `hashtext('tenure schema')`, on processors with the common byte order.
+/// Migrations of all versions exclude each other by it.
+pub(crate) const SCHEMA_LOCK: i64 = -616_986_387;
 
 /// Timeout of a migration: an index over a large table takes long.
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(600);
@@ -17,9 +22,12 @@ const MIGRATION_TIMEOUT: Duration = Duration::from_secs(600);
 pub(crate) async fn apply(pool: &Pool, clock: &Clock, sql: &str) -> Result<()> {
     let by = clock.now() + MIGRATION_TIMEOUT;
     let mut connection = pool.take(by).await?;
-    let recovery = connection.query("SELECT pg_is_in_recovery() AS is_standby", &[], by).await?;
-    if recovery.first().is_some_and(|row| row.get("is_standby")) {
-        return Err(failure::standby(false));
+    let question = format!("SELECT pg_is_in_recovery() AS is_standby, {VERSION} AS version");
+    if let Some(server) = connection.query(&question, &[], by).await?.first() {
+        version::check(server.get("version"))?;
+        if server.get("is_standby") {
+            return Err(failure::standby(false));
+        }
     }
     // One message is one transaction. The setting lasts until its end, so the commit is durable.
     connection.run(&format!("SELECT {DURABLE}; {sql}"), by).await.map_err(explain)
@@ -31,12 +39,11 @@ fn explain(error: Error) -> Error {
         .and_then(|source| source.downcast_ref::<tokio_postgres::Error>())
         .and_then(tokio_postgres::Error::as_db_error)
         .filter(|refusal| refusal.code().code() == REFUSED)
-        .map(|refusal| refusal.message().to_owned());
+        .map(|refusal| (refusal.message().to_owned(), refusal.hint().map(str::to_owned)));
     match refusal {
-        Some(message) => {
-            let message = format!(
-                "{message}; nothing was changed: name another table, or use a matching version of tenure"
-            );
+        Some((message, hint)) => {
+            let hint = hint.unwrap_or_else(|| "name another table".to_owned());
+            let message = format!("{message}; nothing was changed: {hint}");
             Error::new(ErrorKind::Misconfigured, message)
         }
         None => error,

@@ -7,7 +7,9 @@ use tenure_core::Time;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::connect::PgConnection;
-use super::settings::Settings;
+use super::listed;
+use super::primaries::Primaries;
+use super::settings::{PgServer, Settings};
 use crate::mutex::Mutex;
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -15,9 +17,12 @@ use crate::{Clock, Error, ErrorKind, Result};
 #[derive(Debug)]
 pub(crate) struct Pool {
     settings: Settings,
+    primaries: Primaries,
     clock: Clock,
     permits: Semaphore,
     idle: Mutex<Vec<PgConnection>>,
+    /// Server of the newest connection, if several are listed.
+    last_server: Mutex<Option<PgServer>>,
 }
 
 /// A connection taken from the pool. Dropping it returns it, unless a request on it was interrupted.
@@ -27,16 +32,31 @@ pub(crate) struct PooledConnection<'a> {
     connection: Option<PgConnection>,
     /// True if the connection was opened just now.
     pub(crate) fresh: bool,
+    /// True if the connection is closed when this value is dropped.
+    discarded: bool,
     _permit: SemaphorePermit<'a>,
 }
 
 impl Pool {
     pub(crate) fn new(settings: Settings, clock: Clock, size: usize) -> Self {
-        Self { settings, clock, permits: Semaphore::new(size), idle: Mutex::default() }
+        let primaries = Primaries::new(settings.clone(), clock.clone());
+        Self {
+            settings,
+            primaries,
+            clock,
+            permits: Semaphore::new(size),
+            idle: Mutex::default(),
+            last_server: Mutex::default(),
+        }
     }
 
     pub(crate) fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    /// Other primaries among the listed servers.
+    pub(crate) fn primaries(&self) -> &Primaries {
+        &self.primaries
     }
 
     /// Takes an idle connection or opens one, by `by` at the latest.
@@ -51,9 +71,18 @@ impl Pool {
         };
         let (connection, fresh) = match self.take_idle() {
             Some(connection) => (connection, false),
-            None => (PgConnection::open(&self.settings, &self.clock, by, None).await?, true),
+            None => (self.open(by).await?, true),
         };
-        Ok(PooledConnection { pool: self, connection: Some(connection), fresh, _permit: permit })
+        let connection = Some(connection);
+        Ok(PooledConnection { pool: self, connection, fresh, discarded: false, _permit: permit })
+    }
+
+    async fn open(&self, by: Time) -> Result<PgConnection> {
+        let last = self.last_server.lock().clone();
+        let opened =
+            listed::open_preferring(last.as_ref(), &self.settings, &self.clock, by, None).await?;
+        *self.last_server.lock() = opened.listed().map(|listed| listed.server.clone());
+        Ok(opened)
     }
 
     /// Closes idle connections and hands out no more.
@@ -69,8 +98,10 @@ impl Pool {
 
     fn take_idle(&self) -> Option<PgConnection> {
         let mut idle = self.lock();
+        // Those to an old primary are closed. A new connection leads to the newest one.
+        let is_good = |it: &PgConnection| it.is_usable() && self.primaries.is_current(it);
         // The most recently used first: a firewall or pooler may have closed connections that were idle for longer.
-        std::iter::from_fn(|| idle.pop()).find(PgConnection::is_usable)
+        std::iter::from_fn(|| idle.pop()).find(is_good)
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<PgConnection>> {
@@ -80,6 +111,26 @@ impl Pool {
 
 fn closed() -> Error {
     Error::new(ErrorKind::Shutdown, "the store was closed")
+}
+
+impl PooledConnection<'_> {
+    /// Returns false if the connection leads to an old primary, and closes it then. A connection that was opened just
+    /// now leads to the newest primary.
+    pub(crate) async fn check_current(&mut self, by: Time) -> Result<bool> {
+        let Some(connection) = self.connection.as_mut().filter(|_| !self.fresh) else {
+            return Ok(true);
+        };
+        let is_current = self.pool.primaries.check_current(connection, by).await?;
+        if !is_current {
+            self.discard();
+        }
+        Ok(is_current)
+    }
+
+    /// Keeps the connection from being used again, once this value is dropped.
+    pub(crate) fn discard(&mut self) {
+        self.discarded = true;
+    }
 }
 
 impl Deref for PooledConnection<'_> {
@@ -99,7 +150,8 @@ impl DerefMut for PooledConnection<'_> {
 impl Drop for PooledConnection<'_> {
     fn drop(&mut self) {
         let usable = self.connection.take().filter(PgConnection::is_usable);
-        if let Some(connection) = usable.filter(|_| !self.pool.permits.is_closed()) {
+        let is_kept = !self.discarded && !self.pool.permits.is_closed();
+        if let Some(connection) = usable.filter(|_| is_kept) {
             self.pool.lock().push(connection);
         }
     }

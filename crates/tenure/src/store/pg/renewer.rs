@@ -15,8 +15,8 @@ use tokio::sync::Notify;
 use tokio_postgres::Row;
 
 use super::clock::Reading;
-use crate::drive::race;
 use crate::mutex::Mutex;
+use crate::race::race;
 use crate::{Clock, Error, Result};
 
 /// Statement that renews many rows of a table.
@@ -146,6 +146,15 @@ impl<Q: RenewalQueue> BatchRenewer<Q> {
 /// Reads the outcome of each renewal, in the order of the request. Of the columns, `nth` is the
 /// number of the row in the request; `passed_over` is true if another transaction has locked it.
 pub(crate) fn outcomes(count: usize, rows: &[Row]) -> Vec<RenewalOutcome> {
+    outcomes_with(count, rows, |_| RenewalOutcome::Refused(Loss::Taken))
+}
+
+/// Like [`outcomes`], with `refused` to read from a row why it refused its renewal.
+pub(crate) fn outcomes_with(
+    count: usize,
+    rows: &[Row],
+    refused: impl Fn(&Row) -> RenewalOutcome,
+) -> Vec<RenewalOutcome> {
     let mut outcomes = vec![RenewalOutcome::Refused(Loss::Taken); count];
     for row in rows {
         let nth = usize::try_from(row.get::<_, i64>("nth")).unwrap_or_default();
@@ -156,6 +165,8 @@ pub(crate) fn outcomes(count: usize, rows: &[Row]) -> Vec<RenewalOutcome> {
             *outcome = RenewalOutcome::Renewed;
         } else if row.get("passed_over") {
             *outcome = RenewalOutcome::PassedOver;
+        } else {
+            *outcome = refused(row);
         }
     }
     outcomes

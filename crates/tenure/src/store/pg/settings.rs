@@ -1,345 +1,320 @@
-//! Connection settings from a URL, the environment and `.pgpass`, by the rules of libpq.
+//! Connection settings from a URL or from pairs, a service, the environment and `.pgpass`, by the rules of libpq.
+//!
+//! The text is parsed once. The service file, the environment and the password file are read again for every
+//! connection: a password that was changed there is used from the next connection on.
 
 use std::fmt;
+use std::hash::{BuildHasher as _, RandomState};
 use std::path::{Path, PathBuf};
-use std::str::FromStr as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_postgres::Config;
-use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
+use tokio_postgres::config::{ChannelBinding, SslMode};
 
 use self::invalid::invalid;
+use self::keywords::KeywordEffect;
+use self::pairs::{Pairs, Variables};
+pub(crate) use self::servers::{PgServer, ServerHost};
+use self::values::Values;
+use super::denial::DenialLog;
 use super::dial::ConnectFn;
 use super::tls::{Trust, Verify};
 use crate::Result;
-use crate::store::url_options::{self, UrlOption};
+use crate::store::url_options;
 
-/// Connect timeout unless the URL or `PGCONNECT_TIMEOUT` sets one.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Connect timeout unless the settings have one.
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time after which the system closes a connection whose sent bytes are not acknowledged.
-const TCP_USER_TIMEOUT: Duration = Duration::from_secs(15);
-/// Directory of the server's Unix socket on Debian and most distributions.
-const DEFAULT_SOCKET_DIR: &str = "/var/run/postgresql";
+pub(super) const TCP_USER_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Server, user and TLS settings of a connection. Neither `Debug` nor `Display` shows a password.
+/// Source of the connections of a store. Neither `Debug` nor `Display` shows a password. Clones share the log of
+/// denials.
 #[derive(Clone)]
 pub(crate) struct Settings {
-    pub(crate) config: Config,
-    pub(crate) trust: Trust,
-    pub(crate) connect_timeout: Duration,
-    /// Closure that opens connections; it replaces all of the above.
-    pub(crate) dial: Option<ConnectFn>,
+    source: ConnectSource,
+    denials: Arc<DenialLog>,
     display_url: String,
+}
+
+#[derive(Clone)]
+enum ConnectSource {
+    /// Pairs that the text has, and the environment that fills in the others.
+    Text(Arc<Pairs>, Arc<Variables>),
+    Dial(ConnectFn),
+}
+
+/// Way to open one connection.
+pub(crate) enum ConnectWay<'a> {
+    Dial(&'a ConnectFn),
+    Servers(Box<ConnectPlan>),
 }
 
 /// Options of a URL that belong to the store, not to the connection.
 pub(crate) type StoreOptions = Vec<(String, String)>;
 
 impl Settings {
-    /// Parses a URL, or pairs `name=value`, as libpq does. The environment fills in what the text leaves out. Options
-    /// named in `own` are returned.
-    pub(crate) fn parse(url: &str, own: &[&str]) -> Result<(Self, StoreOptions)> {
-        Self::parse_with(url, own, &|name| std::env::var(name).ok().filter(|v| !v.is_empty()))
+    /// Parses a URL, or pairs `name=value`, as libpq does. Options named in `own` are returned.
+    pub(crate) fn parse(text: &str, own: &[&str]) -> Result<(Self, StoreOptions)> {
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        Self::parse_with(text, own, Arc::new(variable))
     }
 
     fn parse_with(
-        url: &str,
+        text: &str,
         own: &[&str],
-        variable: &dyn Fn(&str) -> Option<String>,
+        variable: Arc<Variables>,
     ) -> Result<(Self, StoreOptions)> {
-        let written;
-        let url = if url.starts_with("postgres:") || url.starts_with("postgresql:") {
-            url
-        } else {
-            written = conninfo::as_url(url)?;
-            &written
+        let pairs = match uri::after_scheme(text) {
+            Some(rest) => uri::parse(rest)?,
+            None => conninfo::parse(text)?,
         };
-        let (base, given) = url_options::split(url);
-        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-        for option in given {
-            if own.contains(&option.name) || HANDLED_OPTIONS.contains(&option.name) {
-                ours.push((option.name.to_owned(), option.decoded()?));
-            } else {
-                theirs.push(option);
+        let (mut given, mut own_options) = (Pairs::new(), StoreOptions::new());
+        for (name, value) in pairs {
+            if own.contains(&&*name) {
+                own_options.push((name, value));
+                continue;
+            }
+            match keywords::find(&name).map(|keyword| keyword.effect) {
+                None => return Err(unknown(&name)),
+                Some(KeywordEffect::Ignored(reason)) => {
+                    tracing::debug!(name: "tenure.option_ignored", option = name, reason);
+                }
+                Some(_) => given.push((name, value)),
             }
         }
-        let own_options = ours
-            .iter()
-            .filter(|(name, _)| own.contains(&&**name))
-            .cloned()
-            .collect::<StoreOptions>();
-        let option = |name: &str, fallback: &str| {
-            let given = ours.iter().rev().find(|(known, _)| known == name);
-            given.map(|(_, value)| value.clone()).or_else(|| variable(fallback))
-        };
-        let mut config = driver_config(base, &theirs)?;
-        complete(&mut config, variable)?;
-        let trust = trust(&option, &config, variable)?;
-        config.ssl_mode(trust.mode());
-        session(&mut config, option("target_session_attrs", "PGTARGETSESSIONATTRS").as_deref())?;
-        let shown = display_url(&config);
-        if config.get_password().is_none()
-            && let Some(file) = option("passfile", "PGPASSFILE")
-                .map(PathBuf::from)
-                .or_else(|| variable("HOME").map(|home| Path::new(&home).join(".pgpass")))
-            && let Some(password) = passfile(&file, &config)
-        {
-            config.password(password);
+        let values = Values::read(&given, &*variable)?;
+        let display_url = display_url(&values, &ConnectPlan::read(&values)?.servers);
+        let source = ConnectSource::Text(Arc::new(given), variable);
+        Ok((Self { source, denials: Arc::default(), display_url }, own_options))
+    }
+
+    /// Determines how the next connection is opened: reads files and the environment.
+    pub(crate) fn way(&self) -> Result<ConnectWay<'_>> {
+        match &self.source {
+            ConnectSource::Dial(dial) => Ok(ConnectWay::Dial(dial)),
+            ConnectSource::Text(given, variable) => {
+                let values = Values::read(given, &**variable)?;
+                ConnectPlan::read(&values).map(|plan| ConnectWay::Servers(Box::new(plan)))
+            }
         }
-        // The driver's own timeout would cover the socket only.
-        let connect_timeout = match option("connect_timeout", "PGCONNECT_TIMEOUT") {
-            Some(text) => match text.trim().parse() {
-                Ok(0) => CONNECT_TIMEOUT,
-                Ok(seconds) => Duration::from_secs(seconds),
-                Err(_) => return Err(invalid("invalid connect_timeout: give a number of seconds")),
-            },
-            None => CONNECT_TIMEOUT,
-        };
-        Ok((Self { config, trust, connect_timeout, dial: None, display_url: shown }, own_options))
+    }
+
+    /// The same settings with another value of one keyword, unless the caller opens the connections.
+    pub(crate) fn with_value(&self, keyword: &str, value: &str) -> Self {
+        let mut changed = self.clone();
+        if let ConnectSource::Text(given, _) = &mut changed.source {
+            Arc::make_mut(given).push((keyword.to_owned(), value.to_owned()));
+        }
+        changed
+    }
+
+    pub(crate) fn denials(&self) -> &DenialLog {
+        &self.denials
+    }
+
+    /// True if the caller opens the connections.
+    pub(crate) fn is_dialled(&self) -> bool {
+        matches!(self.source, ConnectSource::Dial(_))
+    }
+
+    /// True if all servers are on this host, as far as the settings tell.
+    pub(crate) fn is_local(&self) -> bool {
+        match self.way() {
+            Ok(ConnectWay::Servers(plan)) => plan.servers.iter().all(PgServer::is_local),
+            _ => false,
+        }
     }
 }
 
 /// Settings for connections that the caller opens.
 impl From<ConnectFn> for Settings {
     fn from(dial: ConnectFn) -> Self {
-        let trust = Trust { verify: Verify::Off, roots: None, client: None };
-        let (dial, shown) = (Some(dial), "postgres:".to_owned());
-        Self {
-            config: Config::new(),
-            trust,
-            connect_timeout: CONNECT_TIMEOUT,
-            dial,
-            display_url: shown,
+        let (source, display_url) = (ConnectSource::Dial(dial), "postgres:".to_owned());
+        Self { source, denials: Arc::default(), display_url }
+    }
+}
+
+/// Property that a server must have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WantedServer {
+    Any,
+    /// It accepts writes.
+    ReadWrite,
+    /// It is not in recovery.
+    Primary,
+}
+
+/// Everything that one connection needs. It contains passwords, so it has no `Debug`.
+pub(crate) struct ConnectPlan {
+    /// Servers in the order in which they are tried; at least one.
+    pub(crate) servers: Vec<PgServer>,
+    /// Password for each server.
+    passwords: Vec<Option<String>>,
+    config: Config,
+    trust: Trust,
+    pub(crate) wanted: WantedServer,
+    pub(crate) connect_timeout: Duration,
+    /// User that the server's process must run as, behind a Unix socket.
+    #[cfg(unix)]
+    pub(crate) required_peer: Option<String>,
+}
+
+impl ConnectPlan {
+    fn read(values: &Values<'_>) -> Result<Self> {
+        let servers = servers::read(values)?;
+        let config = driver_config(values)?;
+        let (user, database) =
+            (config.get_user().unwrap_or_default(), config.get_dbname().unwrap_or_default());
+        let passwords = if let Some(password) = values.get("password") {
+            vec![Some(password); servers.len()]
+        } else {
+            let path = values.get("passfile").map(PathBuf::from);
+            let path = path.or_else(|| values.home_file(".pgpass"));
+            let text = path.as_deref().and_then(passfile::read).unwrap_or_default();
+            servers.iter().map(|server| passfile::find(&text, server, database, user)).collect()
+        };
+        Ok(Self {
+            wanted: wanted(values, servers.len() > 1)?,
+            connect_timeout: match values.number("connect_timeout")? {
+                Some(seconds) if seconds > 0 => Duration::from_secs(seconds.unsigned_abs().into()),
+                // Without a limit in libpq. Here it is the default.
+                _ => CONNECT_TIMEOUT,
+            },
+            trust: encryption::trust(values, servers.iter().all(PgServer::is_socket))?,
+            #[cfg(unix)]
+            required_peer: values.get("requirepeer"),
+            servers,
+            passwords,
+            config,
+        })
+    }
+
+    /// Settings of the driver for one server.
+    pub(crate) fn config(&self, nth: usize) -> Config {
+        let mut config = self.config.clone();
+        config.ssl_mode(match self.trust(nth).verify {
+            Verify::Off => SslMode::Disable,
+            Verify::Prefer => SslMode::Prefer,
+            Verify::Encrypt | Verify::Ca | Verify::Full => SslMode::Require,
+        });
+        if let Some(Some(password)) = self.passwords.get(nth) {
+            config.password(password);
+        }
+        config
+    }
+
+    /// TLS settings for one server. A Unix socket needs no encryption.
+    pub(crate) fn trust(&self, nth: usize) -> Trust {
+        let trust = self.trust.clone();
+        match self.servers.get(nth) {
+            Some(server) if server.is_socket() => Trust { verify: Verify::Off, ..trust },
+            _ => trust,
         }
     }
 }
 
-/// Options that the driver does not support, or supports only in part: we handle them.
-const HANDLED_OPTIONS: &[&str] = &[
-    "sslmode",
-    "sslrootcert",
-    "sslcert",
-    "sslkey",
-    "passfile",
-    "connect_timeout",
-    "target_session_attrs",
-];
+impl ConnectWay<'_> {
+    /// Number that changes with the servers, the user and the passwords. Equal for all connections that the caller
+    /// opens.
+    pub(crate) fn fingerprint(&self, state: &RandomState) -> u64 {
+        match self {
+            Self::Dial(_) => 0,
+            Self::Servers(plan) => {
+                state.hash_one((&plan.servers, &plan.passwords, plan.config.get_user()))
+            }
+        }
+    }
+}
 
-fn driver_config(base: &str, options: &[UrlOption<'_>]) -> Result<Config> {
-    let texts: Vec<_> = options.iter().map(|option| option.text).collect();
-    let url =
-        if texts.is_empty() { base.to_owned() } else { format!("{base}?{}", texts.join("&")) };
-    let mut config = Config::from_str(&url).map_err(|_| {
-        let names = options.iter().map(|option| option.name);
-        let names: Vec<_> = names.filter(|name| url_options::is_shown(name)).collect();
-        let hint = match names[..] {
-            [] => String::new(),
-            _ => format!(" or one of its options ({})", names.join(", ")),
-        };
-        invalid(&format!(
-            "the URL{hint} cannot be read: write postgres://USER@HOST:PORT/DATABASE?OPTION=VALUE, with %XX for special \
-             characters"
-        ))
-    })?;
-    if !options.iter().any(|option| option.name == "tcp_user_timeout") {
-        config.tcp_user_timeout(TCP_USER_TIMEOUT);
+/// Settings of the driver that all servers share.
+fn driver_config(values: &Values<'_>) -> Result<Config> {
+    let mut config = Config::new();
+    let user = match values.get("user") {
+        Some(user) => user,
+        None => whoami::username().map_err(|error| {
+            invalid("no user is given, and this process has no user name").because(error)
+        })?,
+    };
+    config.dbname(values.get("dbname").unwrap_or_else(|| user.clone())).user(user);
+    if let Some(options) = values.get("options") {
+        config.options(options);
+    }
+    let name = values.get("application_name").or_else(|| values.get("fallback_application_name"));
+    config.application_name(name.as_deref().unwrap_or("tenure"));
+    config.channel_binding(
+        match values.word("channel_binding", &["disable", "prefer", "require"])? {
+            Some(0) => ChannelBinding::Disable,
+            Some(2) => ChannelBinding::Require,
+            _ => ChannelBinding::Prefer,
+        },
+    );
+    config.keepalives(values.number("keepalives")? != Some(0));
+    // Zero and less mean the default of the system.
+    let positive = |name| -> Result<Option<u32>> {
+        let number = values.number(name)?.filter(|number| *number > 0);
+        Ok(number.map(i32::unsigned_abs))
+    };
+    if let Some(seconds) = positive("keepalives_idle")? {
+        config.keepalives_idle(Duration::from_secs(seconds.into()));
+    }
+    if let Some(seconds) = positive("keepalives_interval")? {
+        config.keepalives_interval(Duration::from_secs(seconds.into()));
+    }
+    if let Some(count) = positive("keepalives_count")? {
+        config.keepalives_retries(count);
+    }
+    match (values.number("tcp_user_timeout")?, positive("tcp_user_timeout")?) {
+        (None, _) => {
+            config.tcp_user_timeout(TCP_USER_TIMEOUT);
+        }
+        (_, Some(milliseconds)) => {
+            config.tcp_user_timeout(Duration::from_millis(milliseconds.into()));
+        }
+        (Some(_), None) => {}
     }
     Ok(config)
 }
 
-/// Fills in what the URL leaves out, from the environment.
-fn complete(config: &mut Config, variable: &dyn Fn(&str) -> Option<String>) -> Result<()> {
-    let ports = |text: &str| -> Result<Vec<u16>> {
-        let parsed = text.split(',').map(|port| port.trim().parse());
-        parsed.collect::<Result<_, _>>().map_err(|_| invalid("invalid PGPORT: give a port number"))
-    };
-    if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
-        let hosts = variable("PGHOST").unwrap_or_else(|| {
-            if Path::new(DEFAULT_SOCKET_DIR).is_dir() {
-                DEFAULT_SOCKET_DIR.to_owned()
-            } else {
-                "localhost".to_owned()
-            }
-        });
-        for host in hosts.split(',') {
-            config.host(host.trim());
-        }
+/// Property that `target_session_attrs` asks for.
+fn wanted(values: &Values<'_>, several: bool) -> Result<WantedServer> {
+    let words = ["any", "read-write", "primary", "prefer-standby", "read-only", "standby"];
+    match values.word("target_session_attrs", &words)? {
+        // Of several servers, the primary: locks need it. A role whose transactions are read-only by default is no
+        // reason to refuse the server, as it is none with one server.
+        None | Some(0) if several => Ok(WantedServer::Primary),
+        None | Some(0) => Ok(WantedServer::Any),
+        Some(1) => Ok(WantedServer::ReadWrite),
+        // The last one prefers a standby, and accepts the primary. Locks need the primary.
+        Some(2 | 3) => Ok(WantedServer::Primary),
+        Some(_) => Err(invalid(
+            "target_session_attrs selects a read-only server: locks need a writable server (read-write)",
+        )),
     }
-    if config.get_ports().is_empty()
-        && let Some(text) = variable("PGPORT")
-    {
-        for port in ports(&text)? {
-            config.port(port);
-        }
-    }
-    if config.get_user().is_none()
-        && let Some(user) = variable("PGUSER")
-    {
-        config.user(user);
-    }
-    if config.get_password().is_none()
-        && let Some(password) = variable("PGPASSWORD")
-    {
-        config.password(password);
-    }
-    if config.get_dbname().is_none()
-        && let Some(name) = variable("PGDATABASE")
-    {
-        config.dbname(name);
-    }
-    if config.get_options().is_none()
-        && let Some(options) = variable("PGOPTIONS")
-    {
-        config.options(options);
-    }
-    if config.get_application_name().is_none() {
-        config.application_name(variable("PGAPPNAME").as_deref().unwrap_or("tenure"));
-    }
-    Ok(())
 }
 
-fn trust(
-    option: &dyn Fn(&str, &str) -> Option<String>,
-    config: &Config,
-    variable: &dyn Fn(&str) -> Option<String>,
-) -> Result<Trust> {
-    let home = |name: &str| {
-        let home = variable("HOME")?;
-        Some(Path::new(&home).join(".postgresql").join(name)).filter(|path| path.is_file())
-    };
-    let given = option("sslrootcert", "PGSSLROOTCERT");
-    let system = given.as_deref() == Some("system");
-    let roots = match given {
-        Some(_) if system => None,
-        Some(path) => Some(PathBuf::from(path)),
-        None => home("root.crt"),
-    };
-    let mode = option("sslmode", "PGSSLMODE");
-    let verify = match mode.as_deref() {
-        None if system => Verify::Full,
-        Some("disable") => Verify::Off,
-        // libpq's `allow` tries without encryption first. That protects no more than `prefer`, so they are the same
-        // here.
-        None | Some("allow" | "prefer") => Verify::Prefer,
-        Some("require") if roots.is_some() => Verify::Ca,
-        Some("require") => Verify::Encrypt,
-        Some("verify-ca") => Verify::Ca,
-        Some("verify-full") => Verify::Full,
-        Some(_) => {
-            return Err(invalid(
-                "invalid sslmode; supported: disable, allow, prefer, require, verify-ca, verify-full",
-            ));
-        }
-    };
-    let local = !config.get_hosts().is_empty()
-        && config.get_hosts().iter().all(|host| !matches!(host, Host::Tcp(_)));
-    let verify = if local { Verify::Off } else { verify };
-    let certificate = option("sslcert", "PGSSLCERT").map(PathBuf::from);
-    let key = option("sslkey", "PGSSLKEY").map(PathBuf::from);
-    let certificate = certificate.or_else(|| home("postgresql.crt"));
-    let key = key.or_else(|| home("postgresql.key"));
-    if certificate.is_some() != key.is_some() && verify != Verify::Off {
-        return Err(invalid("only one of sslcert and sslkey is given: give both or neither"));
-    }
-    Ok(Trust { verify, roots, client: certificate.zip(key) })
-}
-
-fn session(config: &mut Config, attributes: Option<&str>) -> Result<()> {
-    let several = config.get_hosts().len().max(config.get_hostaddrs().len()) > 1;
-    config.target_session_attrs(match attributes {
-        // Of several servers, the writable one.
-        None if several => TargetSessionAttrs::ReadWrite,
-        None | Some("any" | "prefer-standby") => TargetSessionAttrs::Any,
-        Some("read-write" | "primary") => TargetSessionAttrs::ReadWrite,
-        Some(_) => {
-            return Err(invalid(
-                "target_session_attrs selects a read-only server: locks need a writable server (read-write)",
-            ));
-        }
-    });
-    Ok(())
-}
-
-/// Password for this server in the `.pgpass` file. The file is ignored if other users may read it.
-fn passfile(path: &Path, config: &Config) -> Option<String> {
-    let metadata = std::fs::metadata(path).ok()?;
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt as _;
-        if metadata.permissions().mode() & 0o077 != 0 {
-            tracing::warn!(name: "tenure.passfile_ignored", path = %path.display(), "other users may read it");
-            return None;
-        }
-    }
-    if !metadata.is_file() || metadata.len() > 1 << 20 {
-        return None;
-    }
-    let text = std::fs::read_to_string(path).ok()?;
-    let user = config.get_user()?;
-    let database = config.get_dbname().unwrap_or(user);
-    let hosts = config.get_hosts().iter().map(|host| match host {
-        Host::Tcp(name) => name.clone(),
-        #[cfg(unix)]
-        Host::Unix(path) if path == Path::new(DEFAULT_SOCKET_DIR) => "localhost".to_owned(),
-        #[cfg(unix)]
-        Host::Unix(path) => path.display().to_string(),
-    });
-    let ports = config.get_ports();
-    for (at, host) in hosts.enumerate() {
-        let port = ports.get(at).or(ports.first()).copied().unwrap_or(5432).to_string();
-        let found = text.lines().find_map(|line| matching(line, [&host, &port, database, user]));
-        if found.is_some() {
-            return found;
-        }
-    }
-    None
-}
-
-/// Password of a line `host:port:database:user:password` if it matches; `*` matches anything and `\` escapes.
-fn matching(line: &str, wanted: [&str; 4]) -> Option<String> {
-    if line.starts_with('#') {
-        return None;
-    }
-    let (mut fields, mut field, mut escaped) = (Vec::new(), String::new(), false);
-    for c in line.chars() {
-        match c {
-            _ if std::mem::take(&mut escaped) => field.push(c),
-            '\\' => escaped = true,
-            ':' if fields.len() < wanted.len() => fields.push(std::mem::take(&mut field)),
-            _ => field.push(c),
-        }
-    }
-    let fits = fields.len() == wanted.len()
-        && fields.iter().zip(wanted).all(|(field, wanted)| field == "*" || field == wanted);
-    fits.then_some(field)
+/// Error for an option that neither libpq nor the store has. A text that cannot be an option may be part of a password
+/// that was not escaped, and is not shown.
+fn unknown(name: &str) -> crate::Error {
+    let name = if url_options::is_shown(name) { format!(" {name:?}") } else { String::new() };
+    invalid(&format!("unknown option{name} in the connection settings"))
 }
 
 /// URL without the password.
-fn display_url(config: &Config) -> String {
-    let ports = config.get_ports();
-    let mut hosts: Vec<_> = config
-        .get_hosts()
-        .iter()
-        .map(|host| match host {
-            Host::Tcp(name) => name.clone(),
-            #[cfg(unix)]
-            Host::Unix(path) => path.display().to_string().replace('/', "%2F"),
-        })
-        .collect();
-    if hosts.is_empty() {
-        hosts.extend(config.get_hostaddrs().iter().map(ToString::to_string));
-    }
-    let servers: Vec<_> = hosts
-        .iter()
-        .enumerate()
-        .map(|(at, host)| match ports.get(at).or(ports.first()) {
-            Some(port) => format!("{host}:{port}"),
-            None => host.clone(),
-        })
-        .collect();
-    let user = config.get_user().map(|user| format!("{user}@")).unwrap_or_default();
-    let database = config.get_dbname().map(|name| format!("/{name}")).unwrap_or_default();
-    format!("postgres://{user}{}{database}", servers.join(","))
+fn display_url(values: &Values<'_>, servers: &[PgServer]) -> String {
+    let with_port = values.get("port").is_some();
+    let shown = servers.iter().map(|server| {
+        let host = match &server.host {
+            ServerHost::Name(name) if name.contains(':') => format!("[{name}]"),
+            ServerHost::Name(name) => name.clone(),
+            ServerHost::Socket(folder) => Path::display(folder).to_string().replace('/', "%2F"),
+        };
+        if with_port { format!("{host}:{}", server.port) } else { host }
+    });
+    let shown: Vec<_> = shown.collect();
+    let user = values.get("user").map(|user| format!("{user}@")).unwrap_or_default();
+    let database = values.get("dbname").map(|name| format!("/{name}")).unwrap_or_default();
+    format!("postgres://{user}{}{database}", shown.join(","))
 }
 
 impl fmt::Display for Settings {
@@ -354,17 +329,15 @@ impl fmt::Debug for Settings {
     }
 }
 
-impl Trust {
-    fn mode(&self) -> SslMode {
-        match self.verify {
-            Verify::Off => SslMode::Disable,
-            Verify::Prefer => SslMode::Prefer,
-            Verify::Encrypt | Verify::Ca | Verify::Full => SslMode::Require,
-        }
-    }
-}
-
 mod conninfo;
+mod encryption;
 mod invalid;
+mod keywords;
+mod pairs;
+mod passfile;
+mod servers;
+mod service;
 #[cfg(test)]
 mod tests;
+mod uri;
+mod values;

@@ -15,12 +15,17 @@ pub(crate) struct TableShape {
     pub(crate) columns: &'static [(&'static str, &'static str, &'static str)],
     /// Columns of the primary key.
     pub(crate) key: &'static str,
+    /// Rights that a user of the table needs.
+    pub(crate) rights: &'static str,
+    /// True if its rows may be lost in a crash of the server.
+    pub(crate) unlogged: bool,
 }
 
 impl TableShape {
     /// SQL that creates the table if it is missing, and fails if an existing table differs. Nothing else is changed.
     pub(crate) fn sql(&self, table: &Table) -> String {
-        let Self { what, version, key, .. } = self;
+        let Self { what, version, key, rights, unlogged, .. } = self;
+        let kind = if *unlogged { "UNLOGGED TABLE" } else { "TABLE" };
         let (quoted, shown) = (table.quoted(), table.shown());
         let mut columns = String::new();
         for (name, kind, rest) in self.columns {
@@ -32,12 +37,12 @@ impl TableShape {
         let shape = shape.collect::<Vec<_>>().join(", ");
         let schema = table.schema().map_or_else(String::new, |schema| {
             format!(
-                "    IF to_regnamespace('{schema}') IS NULL THEN\n        CREATE SCHEMA \"{schema}\";\n    END IF;\n"
+                "    IF to_regnamespace('\"{schema}\"') IS NULL THEN\n        CREATE SCHEMA \"{schema}\";\n    END IF;\n"
             )
         });
         format!(
             "-- {what}, in the table {shown}. Safe to run twice, and by several at once.
--- Who uses it needs: GRANT SELECT, INSERT, UPDATE ON {quoted} TO the_role;
+-- Its users need: GRANT {rights} ON {quoted} TO the_role;
 DO $tenure$
 DECLARE
     version CONSTANT text := '{version}';
@@ -47,7 +52,7 @@ DECLARE
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('tenure schema'));
 {schema}    IF to_regclass('{quoted}') IS NULL THEN
-        CREATE TABLE {quoted} (
+        CREATE {kind} {quoted} (
 {columns}            PRIMARY KEY ({key})
         ) WITH (fillfactor = 50);
         EXECUTE format('COMMENT ON TABLE %s IS %L', '{quoted}', version);
@@ -61,7 +66,7 @@ BEGIN
     IF found_version IS DISTINCT FROM version OR found_shape IS DISTINCT FROM shape THEN
         RAISE EXCEPTION 'the table {shown} is not understood: it says \"%\" of itself and has the columns (%)',
                 coalesce(found_version, 'nothing'), found_shape
-            USING ERRCODE = '{REFUSED}', HINT = 'Nothing was changed. Name another table, or use a tenure that fits.';
+            USING ERRCODE = '{REFUSED}', HINT = 'name another table, or use a matching version of tenure';
     END IF;
 END
 $tenure$;

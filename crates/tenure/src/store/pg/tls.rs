@@ -5,21 +5,27 @@ use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::pki_types::{
+    CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName, UnixTime,
+};
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
+    SupportedProtocolVersion,
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
 use tokio_rustls::client::TlsStream as Encrypted;
 use tokio_rustls::{Connect, TlsConnector};
 
+use super::channel_binding;
+use super::login::{LoginPid, LoginReader};
 use crate::{Error, ErrorKind, Result};
 
 /// Trusted certificates and our own.
@@ -30,6 +36,44 @@ pub(crate) struct Trust {
     pub(crate) roots: Option<PathBuf>,
     /// Files of our own certificate and its key.
     pub(crate) client: Option<(PathBuf, PathBuf)>,
+    pub(crate) revocations: Revocations,
+    /// Accepted versions of TLS.
+    pub(crate) versions: &'static [&'static SupportedProtocolVersion],
+    /// Sends the host name in the clear, so that a proxy can find the server.
+    pub(crate) sni: bool,
+}
+
+/// Lists of revoked certificates. If there is any list, every certificate below a root needs one.
+#[derive(Clone, Debug)]
+pub(crate) struct Revocations {
+    pub(crate) file: Option<PathBuf>,
+    /// Folder whose files are all read.
+    pub(crate) folder: Option<PathBuf>,
+}
+
+impl Revocations {
+    fn read(&self) -> Result<Vec<CertificateRevocationListDer<'static>>> {
+        let mut paths: Vec<_> = self.file.iter().cloned().collect();
+        if let Some(folder) = &self.folder {
+            let entries = std::fs::read_dir(folder).map_err(|error| unreadable(folder, error))?;
+            for entry in entries {
+                paths.push(entry.map_err(|error| unreadable(folder, error))?.path());
+            }
+        }
+        let mut lists = Vec::new();
+        for path in &paths {
+            let read = CertificateRevocationListDer::pem_file_iter(path)
+                .and_then(Iterator::collect::<Result<Vec<_>, _>>);
+            lists.extend(read.map_err(|error| unreadable(path, error))?);
+        }
+        // An empty list of lists would revoke nothing, and so hide a wrong path. That of an empty folder as well.
+        match (self.file.as_ref().or(self.folder.as_ref()), lists.is_empty()) {
+            (Some(path), true) => {
+                Err(failed(&format!("{} holds no list of revoked certificates", path.display())))
+            }
+            _ => Ok(lists),
+        }
+    }
 }
 
 /// Encryption and verification of the server.
@@ -49,10 +93,11 @@ pub(crate) enum Verify {
 
 impl Trust {
     /// Builds the TLS connector. Reads the files every time, because certificates are renewed while the process runs.
-    pub(super) fn connector(&self) -> Result<Tls> {
+    /// `login_pid` is set once the login was read on the encrypted stream.
+    pub(super) fn connector(&self, login_pid: LoginPid) -> Result<Tls> {
         let provider = Arc::new(ring::default_provider());
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
-            .with_safe_default_protocol_versions()
+            .with_protocol_versions(self.versions)
             .map_err(|error| failed("no supported TLS version").because(error))?;
         let verifier: Arc<dyn ServerCertVerifier> = match self.verify {
             Verify::Off | Verify::Prefer | Verify::Encrypt => {
@@ -74,7 +119,9 @@ impl Trust {
             }
         };
         config.alpn_protocols = vec![b"postgresql".to_vec()];
-        Ok(Tls(TlsConnector::from(Arc::new(config))))
+        config.enable_sni = self.sni;
+        let connector = TlsConnector::from(Arc::new(config));
+        Ok(Tls { connector, login_pid, progress: TlsProgress::default() })
     }
 
     fn verifier(&self, provider: &Arc<CryptoProvider>) -> Result<Arc<WebPkiServerVerifier>> {
@@ -90,6 +137,8 @@ impl Trust {
             }
         }
         WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
+            .with_crls(self.revocations.read()?)
+            .enforce_revocation_expiration()
             .build()
             .map_err(|error| {
                 failed("no root certificate to verify the server: give sslrootcert").because(error)
@@ -169,7 +218,33 @@ impl ServerCertVerifier for AnyName {
 
 /// TLS connector, in the form that the driver needs.
 #[derive(Clone)]
-pub(super) struct Tls(TlsConnector);
+pub(super) struct Tls {
+    connector: TlsConnector,
+    login_pid: LoginPid,
+    progress: TlsProgress,
+}
+
+/// Progress of a handshake, read after a login that failed.
+#[derive(Clone, Debug, Default)]
+pub(super) struct TlsProgress(Arc<(AtomicBool, AtomicBool)>);
+
+impl TlsProgress {
+    /// True if the server agreed to encryption, and the handshake failed.
+    pub(super) fn has_failed(&self) -> bool {
+        self.0.0.load(Ordering::Relaxed) && !self.is_encrypted()
+    }
+
+    /// True if the connection is encrypted.
+    pub(super) fn is_encrypted(&self) -> bool {
+        self.0.1.load(Ordering::Relaxed)
+    }
+}
+
+impl Tls {
+    pub(super) fn progress(&self) -> TlsProgress {
+        self.progress.clone()
+    }
+}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> MakeTlsConnect<S> for Tls {
     type Stream = PgTlsStream<S>;
@@ -177,13 +252,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> MakeTlsConnect<S> for T
     type Error = rustls::pki_types::InvalidDnsNameError;
 
     fn make_tls_connect(&mut self, host: &str) -> Result<ToHost, Self::Error> {
-        Ok(ToHost { connector: self.0.clone(), host: ServerName::try_from(host)?.to_owned() })
+        let host = ServerName::try_from(host)?.to_owned();
+        Ok(ToHost { tls: self.clone(), host })
     }
 }
 
 /// TLS connector for one host.
 pub(super) struct ToHost {
-    connector: TlsConnector,
+    tls: Tls,
     host: ServerName<'static>,
 }
 
@@ -193,37 +269,55 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> TlsConnect<S> for ToHos
     type Future = Handshake<S>;
 
     fn connect(self, stream: S) -> Handshake<S> {
-        Handshake(self.connector.connect(self.host, stream))
+        let Tls { connector, login_pid, progress } = self.tls;
+        progress.0.0.store(true, Ordering::Relaxed);
+        Handshake(connector.connect(self.host, stream), login_pid, progress)
     }
 }
 
 /// A TLS handshake in progress.
-pub(super) struct Handshake<S>(Connect<S>);
+pub(super) struct Handshake<S>(Connect<S>, LoginPid, TlsProgress);
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Future for Handshake<S> {
     type Output = std::io::Result<PgTlsStream<S>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0).poll(context).map_ok(PgTlsStream)
+        let handshake = Pin::new(&mut self.0).poll(context);
+        handshake.map_ok(|stream| {
+            self.2.0.1.store(true, Ordering::Relaxed);
+            let login = LoginReader::decrypted(self.1.clone());
+            PgTlsStream { stream, login }
+        })
     }
 }
 
 /// An encrypted stream.
-pub(super) struct PgTlsStream<S>(Encrypted<S>);
+pub(super) struct PgTlsStream<S> {
+    stream: Encrypted<S>,
+    login: LoginReader,
+}
 
 impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream for PgTlsStream<S> {
     fn channel_binding(&self) -> ChannelBinding {
-        ChannelBinding::none()
+        let certificates = self.stream.get_ref().1.peer_certificates().unwrap_or_default();
+        match certificates.first().and_then(channel_binding::end_point) {
+            Some(hash) => ChannelBinding::tls_server_end_point(hash),
+            None => ChannelBinding::none(),
+        }
     }
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for PgTlsStream<S> {
     fn poll_read(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         context: &mut Context<'_>,
         into: &mut ReadBuf<'_>,
     ) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(context, into)
+        let Self { stream, login } = self.get_mut();
+        let before = into.filled().len();
+        let read = Pin::new(stream).poll_read(context, into);
+        login.read(&into.filled()[before..]);
+        read
     }
 }
 
@@ -233,21 +327,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for PgTlsStream<S> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(context, bytes)
+        Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
     fn poll_flush(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(context)
+        Pin::new(&mut self.stream).poll_flush(context)
     }
 
     fn poll_shutdown(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(context)
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 

@@ -298,11 +298,12 @@ fn listen<W: Watched>(shared: &Arc<W>) -> oneshot::Receiver<Option<NotificationL
     receiver
 }
 
-/// Opens a connection that listens; `None` if a notification sent to its channel does not arrive.
+/// Opens a connection that listens; `None` behind a pooler, or if a notification sent to its channel does not arrive.
 async fn open<W: Watched>(shared: &W) -> Result<Option<NotificationListener>> {
     let by = shared.clock().now() + POLL_TIMEOUT;
     let (settings, clock) = (shared.settings(), shared.clock());
-    let mut listener = NotificationListener::begin(settings, clock, &shared.channel(), by).await?;
+    let begun = NotificationListener::begin(settings, clock, &shared.channel(), by).await?;
+    let Some(mut listener) = begun else { return Ok(None) };
     let probe = NotificationListener::probe()?;
     shared.notify(&probe, by).await?;
     Ok(listener.receives(&probe, clock).await.then_some(listener))

@@ -1,34 +1,29 @@
-//! Client-side state of a claim: waiting for a session, blocked in the server's queue, or holding the lock on a
-//! session.
+//! Client-side state of a claim: waiting for a permit, waiting at the server, or holding the lock on a session.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
-use tenure_core::{FencingToken, Random, Time};
+use tenure_core::{FencingToken, Time};
 use tokio::sync::{Mutex, OwnedSemaphorePermit};
-use tokio::task::JoinHandle;
 
-use super::pair::Pair;
+use super::lock_id::LockId;
 use super::session::{Session, SessionClaim};
-use super::shared::AdvisoryShared;
+use super::shared::{AdvisoryShared, REQUEST_TIMEOUT};
 use super::sql::{self, ClaimWait, LockSpec};
 use super::tag::Tag;
-#[cfg(unix)]
+use super::wait::{ClaimedLock, LockWait, WaitPosition};
 use crate::mutex;
+#[cfg(unix)]
 use crate::store::KeepOpen;
 use crate::store::pg::connect::SessionEnd;
 use crate::store::pg::failure;
 use crate::store::{Claim, Mode};
-use crate::{Error, ErrorKind, Key, Result, identity};
+use crate::{Error, ErrorKind, Key, Result};
 
-/// Time that the answer of a blocking statement may take beyond the end of its wait.
-const WAIT_ANSWER_GRACE: Duration = Duration::from_secs(5);
 /// Pause between two checks whether a wait has begun.
 const WAIT_CHECK_PAUSE: Duration = Duration::from_millis(1);
-/// SQLSTATE of a wait that timed out.
-const LOCK_NOT_AVAILABLE: &str = "55P03";
 
 /// State of a claim, shared by its place and its hold. When the last of them is dropped, the session is closed, which
 /// releases the lock or leaves the queue.
@@ -45,11 +40,9 @@ pub(super) struct ClaimState {
 enum AdvisoryStage {
     /// No session of this claim is at the server.
     Idle,
-    /// A session of ours blocks in the server's queue.
-    Blocked(Blocked),
-    /// A wait timed out. The lock may have been granted at that moment; the next statement on the session finds out.
-    BetweenWaits(Session, OwnedSemaphorePermit),
-    Held(HeldSession),
+    /// A session of ours waits at the server.
+    Waiting(LockWait),
+    Held(Box<HeldSession>),
     /// The claim was released or abandoned.
     Released,
 }
@@ -87,6 +80,15 @@ struct HeldSession {
     tag: Tag,
 }
 
+impl AdvisoryStage {
+    fn granted(&self) -> Option<GrantedLock> {
+        match self {
+            Self::Held(held) => Some(held.granted()),
+            Self::Idle | Self::Waiting(_) | Self::Released => None,
+        }
+    }
+}
+
 impl HeldSession {
     fn granted(&self) -> GrantedLock {
         GrantedLock {
@@ -96,20 +98,6 @@ impl HeldSession {
             #[cfg(unix)]
             keep_open: self.session.keep_open(),
         }
-    }
-}
-
-/// A task that blocks at the server. Dropping this aborts the task and closes its session.
-struct Blocked {
-    task: JoinHandle<(Session, Result<SessionClaim>)>,
-    pid: i32,
-    started: String,
-    permit: Option<OwnedSemaphorePermit>,
-}
-
-impl Drop for Blocked {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 
@@ -127,13 +115,13 @@ impl ClaimState {
                 return Err(Error::new(ErrorKind::Unsupported, message));
             }
         };
-        let pair = Pair::of(&claim.key)?;
+        let lock = LockId::of(shared.form, &claim.key)?;
         let state = Arc::new(Self {
             shared: Arc::clone(shared),
             known: Arc::clone(known),
             id: claim.id,
             key: claim.key.clone(),
-            spec: LockSpec { pair, shared: shared_lock, ttl: claim.ttl },
+            spec: LockSpec { lock, shared: shared_lock, ttl: claim.ttl, queue: shared.queue },
             tag: Tag::of(claim),
             stage: Mutex::new(AdvisoryStage::Idle),
         });
@@ -152,57 +140,68 @@ impl ClaimState {
             AdvisoryStage::Held(held) if held.session.is_usable() => {
                 return Ok(AdvisoryAnswer::Granted(held.granted()));
             }
-            AdvisoryStage::Blocked(_) | AdvisoryStage::BetweenWaits(..) => {
-                return Ok(AdvisoryAnswer::Queued);
-            }
+            AdvisoryStage::Waiting(_) => return Ok(AdvisoryAnswer::Queued),
             AdvisoryStage::Idle | AdvisoryStage::Held(_) | AdvisoryStage::Released => {
                 *stage = AdvisoryStage::Idle;
             }
         }
-        let permits = queue.then(|| self.shared.wait_permits_of(self.spec.pair));
+        let permits = queue.then(|| self.shared.wait_permits_of(self.spec.lock));
         let permit = permits.and_then(|permits| permits.try_acquire_owned().ok());
         let mut session = self.shared.session(by).await.map_err(failure::nothing_done)?;
-        let wait = ClaimWait::Try { park: permit.is_none() };
-        match session.claim(&self.tag, &self.spec, wait, by).await? {
-            SessionClaim::Granted { token, at, terms } => {
-                let held = HeldSession { session, token, terms, tag: self.tag.clone().granted(at) };
-                let granted = held.granted();
-                *stage = AdvisoryStage::Held(held);
-                Ok(AdvisoryAnswer::Granted(granted))
+        let Some(permit) = permit else {
+            let claimed = session.claim(&self.tag, &self.spec, ClaimWait::Try, by).await?;
+            if let SessionClaim::Busy = claimed {
+                self.shared.idle.put(session);
+                return Ok(if queue { AdvisoryAnswer::Queued } else { AdvisoryAnswer::Busy });
             }
-            SessionClaim::Busy => {
-                let Some(permit) = permit else {
-                    self.shared.idle.put(session);
-                    return Ok(if queue { AdvisoryAnswer::Queued } else { AdvisoryAnswer::Busy });
-                };
-                let blocked = self.block(session, permit);
-                self.wait_until_queued(&blocked, by).await;
-                *stage = AdvisoryStage::Blocked(blocked);
-                Ok(AdvisoryAnswer::Queued)
-            }
+            *stage = self.held(session, claimed)?;
+            return stage.granted().ok_or_else(no_reason).map(AdvisoryAnswer::Granted);
+        };
+        *stage = self.enter(session, permit, by).await?;
+        if let AdvisoryStage::Waiting(wait) = &*stage {
+            self.wait_until_queued(wait, by).await;
         }
+        Ok(stage.granted().map_or(AdvisoryAnswer::Queued, AdvisoryAnswer::Granted))
     }
 
-    fn block(&self, mut session: Session, permit: OwnedSemaphorePermit) -> Blocked {
-        let (pid, started) = (session.ident.pid, session.started.clone());
-        let (tag, spec, clock) = (self.tag.clone(), self.spec, self.shared.clock.clone());
-        // Jitter: waiters that began together must not all time out and queue again together.
-        let seed = identity::random().map_or(1, u64::from_be_bytes);
-        let bound = self.shared.wait.mul_f64(0.75 + Random::new(seed).unit() / 4.0);
-        let task = tokio::spawn(async move {
-            let by = clock.now() + bound + WAIT_ANSWER_GRACE;
-            let claimed = session.claim(&tag, &spec, ClaimWait::Wait { bound }, by).await;
-            (session, claimed)
-        });
-        Blocked { task, pid, started, permit: Some(permit) }
+    /// Tries for the lock, then for a place in the queue, and then stands by.
+    async fn enter(
+        &self,
+        mut session: Session,
+        permit: OwnedSemaphorePermit,
+        by: Time,
+    ) -> Result<AdvisoryStage> {
+        let mut claimed = session.claim(&self.tag, &self.spec, ClaimWait::Enter, by).await?;
+        if let SessionClaim::Busy = claimed {
+            claimed = session.claim(&self.tag, &self.spec, ClaimWait::JoinReserve, by).await?;
+        }
+        let position = match claimed {
+            SessionClaim::Entered { place } => WaitPosition::Queued { place },
+            SessionClaim::InReserve { ticket, reserves } => {
+                WaitPosition::InReserve { ticket, reserves }
+            }
+            SessionClaim::Granted { .. } | SessionClaim::Busy => {
+                return self.held(session, claimed);
+            }
+        };
+        let claimed = ClaimedLock { tag: self.tag.clone(), spec: self.spec };
+        let pace = (self.shared.clock.clone(), self.shared.wait);
+        Ok(AdvisoryStage::Waiting(LockWait::begin(session, position, claimed, permit, pace)))
     }
 
-    /// Resolves when the server shows the wait, or the wait is over. A claim that is made after this is behind it in
-    /// the queue. If the check fails, the wait goes on without it.
-    async fn wait_until_queued(&self, blocked: &Blocked, by: Time) {
+    /// Stage after a grant, which is the only answer that ends a try or a wait without an error.
+    fn held(&self, session: Session, claimed: SessionClaim) -> Result<AdvisoryStage> {
+        let SessionClaim::Granted { token, at, terms } = claimed else { return Err(no_reason()) };
+        let tag = self.tag.clone().granted(at);
+        Ok(AdvisoryStage::Held(Box::new(HeldSession { session, token, terms, tag })))
+    }
+
+    /// Resolves when the server shows the wait, or the wait is over, or the session stands by. A claim that is made
+    /// after this is behind it in the queue. If the check fails, the wait goes on without it.
+    async fn wait_until_queued(&self, wait: &LockWait, by: Time) {
         let clock = &self.shared.clock;
-        while !blocked.task.is_finished() && clock.now() < by {
-            let statement = |_: &Session| sql::is_waiting(blocked.pid);
+        while wait.blocks() && !wait.is_finished() && clock.now() < by {
+            let statement = |_: &Session| sql::is_waiting(wait.pid, self.shared.form);
             match self.shared.query(by, statement, |rows| !rows.is_empty()).await {
                 Ok(false) => clock.sleep_until(clock.now() + WAIT_CHECK_PAUSE).await,
                 Ok(true) => return,
@@ -228,36 +227,24 @@ impl ClaimState {
                     *stage = AdvisoryStage::Idle;
                     return Ok(AdvisoryWaited::Gone);
                 }
-                AdvisoryStage::Blocked(blocked) => {
-                    let (session, claimed) = tokio::select! {
+                AdvisoryStage::Waiting(wait) => {
+                    let ended = tokio::select! {
                         biased;
-                        ended = &mut blocked.task => match ended {
-                            Ok(ended) => ended,
-                            Err(error) => {
-                                *stage = AdvisoryStage::Idle;
-                                let message = "the task that waited for the lock was ended with its runtime";
-                                return Err(Error::new(ErrorKind::Shutdown, message).because(error));
-                            }
-                        },
+                        ended = wait.ended() => ended,
                         () = clock.sleep_until(by) => return Ok(AdvisoryWaited::StillQueued),
                     };
-                    let permit = blocked.permit.take();
-                    // Set before `next_stage`, whose error returns early: a wait that failed is over, and the next one
-                    // starts from the beginning.
+                    // Set before the result is used, whose error returns early: a wait that failed is over, and the
+                    // next one starts from the beginning.
                     *stage = AdvisoryStage::Idle;
-                    *stage = self.next_stage(session, permit, claimed)?;
-                    if let AdvisoryStage::BetweenWaits(..) = &*stage {
-                        return Ok(AdvisoryWaited::StillQueued);
-                    }
-                }
-                AdvisoryStage::BetweenWaits(..) => {
-                    let before = std::mem::replace(&mut *stage, AdvisoryStage::Idle);
-                    if let AdvisoryStage::BetweenWaits(session, permit) = before {
-                        *stage = AdvisoryStage::Blocked(self.block(session, permit));
-                    }
+                    let (session, claimed) = ended.map_err(|error| {
+                        let message =
+                            "the task that waited for the lock was ended with its runtime";
+                        Error::new(ErrorKind::Shutdown, message).because(error)
+                    })?;
+                    *stage = self.held(session, claimed?)?;
                 }
                 AdvisoryStage::Idle => {
-                    let permits = self.shared.wait_permits_of(self.spec.pair);
+                    let permits = self.shared.wait_permits_of(self.spec.lock);
                     let permit = tokio::select! {
                         biased;
                         permit = permits.acquire_owned() => match permit {
@@ -266,40 +253,11 @@ impl ClaimState {
                         },
                         () = clock.sleep_until(by) => return Ok(AdvisoryWaited::StillQueued),
                     };
-                    let opened = self.shared.session(clock.now() + WAIT_ANSWER_GRACE).await;
-                    let session = opened.map_err(failure::nothing_done)?;
-                    *stage = AdvisoryStage::Blocked(self.block(session, permit));
+                    let by = clock.now() + REQUEST_TIMEOUT;
+                    let session = self.shared.session(by).await.map_err(failure::nothing_done)?;
+                    *stage = self.enter(session, permit, by).await?;
                 }
             }
-        }
-    }
-
-    /// Stage after the end of a wait.
-    fn next_stage(
-        &self,
-        session: Session,
-        permit: Option<OwnedSemaphorePermit>,
-        claimed: Result<SessionClaim>,
-    ) -> Result<AdvisoryStage> {
-        match (claimed, permit) {
-            (Ok(SessionClaim::Granted { token, at, terms }), _) => {
-                Ok(AdvisoryStage::Held(HeldSession {
-                    session,
-                    token,
-                    terms,
-                    tag: self.tag.clone().granted(at),
-                }))
-            }
-            (Err(error), Some(permit))
-                if failure::code(&error) == Some(LOCK_NOT_AVAILABLE) && session.is_usable() =>
-            {
-                Ok(AdvisoryStage::BetweenWaits(session, permit))
-            }
-            (Err(error), _) => Err(error),
-            (Ok(SessionClaim::Busy), _) => Err(Error::new(
-                ErrorKind::Unavailable,
-                "the server ended the wait without a reason",
-            )),
         }
     }
 
@@ -307,9 +265,10 @@ impl ClaimState {
         let by = self.shared.clock.now() + limit;
         let mut stage = self.stage.lock().await;
         match std::mem::replace(&mut *stage, AdvisoryStage::Released) {
-            // A lock that was granted at the last moment is freed with its session, which is closed here.
-            AdvisoryStage::Blocked(blocked) => {
-                let statement = |_: &Session| sql::cancel(blocked.pid, &blocked.started);
+            // A lock that was granted at the last moment is freed with its session, which is closed here. The server
+            // notices the end of an idle connection at once, but not that of a statement that blocks.
+            AdvisoryStage::Waiting(wait) if wait.blocks() => {
+                let statement = |_: &Session| sql::cancel(wait.pid, &wait.started);
                 if let Err(error) = self.shared.query(by, statement, |_| ()).await {
                     // The server then ends the wait when it notices that the connection is closed: it checks once per
                     // second.
@@ -318,28 +277,25 @@ impl ClaimState {
                 Ok(())
             }
             AdvisoryStage::Held(held) => self.release_session(held.session, by).await,
-            AdvisoryStage::Idle | AdvisoryStage::BetweenWaits(..) | AdvisoryStage::Released => {
-                Ok(())
-            }
+            AdvisoryStage::Idle | AdvisoryStage::Waiting(_) | AdvisoryStage::Released => Ok(()),
         }
     }
 
     pub(super) async fn renew(&self, ttl: Duration, by: Time) -> Result<()> {
         let mut stage = self.stage.lock().await;
-        let AdvisoryStage::Held(HeldSession { session, tag, .. }) = &mut *stage else {
-            return Err(not_held());
-        };
+        let AdvisoryStage::Held(held) = &mut *stage else { return Err(not_held()) };
+        let HeldSession { session, tag, .. } = &mut **held;
         if !session.is_usable() {
             return Err(not_held());
         }
-        session.renew(tag, ttl, by).await
+        session.renew(tag, &self.spec, ttl, by).await
     }
 
     pub(super) async fn release(&self, by: Time) -> Result<()> {
         let mut stage = self.stage.lock().await;
         match std::mem::replace(&mut *stage, AdvisoryStage::Released) {
-            AdvisoryStage::Held(HeldSession { session, .. }) if session.is_usable() => {
-                self.release_session(session, by).await
+            AdvisoryStage::Held(held) if held.session.is_usable() => {
+                self.release_session(held.session, by).await
             }
             _ => Err(not_held()),
         }
@@ -348,13 +304,17 @@ impl ClaimState {
     /// Releases the lock, and keeps the session for the next claim. A session that does not answer is closed, which
     /// frees the lock as well.
     async fn release_session(&self, mut session: Session, by: Time) -> Result<()> {
-        let LockSpec { pair, shared, .. } = self.spec;
-        if !session.release(pair, shared, by).await? {
+        let LockSpec { lock, shared, .. } = self.spec;
+        if !session.release(lock, shared, by).await? {
             return Err(not_held());
         }
         self.shared.idle.put(session);
         Ok(())
     }
+}
+
+fn no_reason() -> Error {
+    Error::new(ErrorKind::Unavailable, "the server ended the wait without a reason")
 }
 
 fn not_held() -> Error {
@@ -369,7 +329,7 @@ impl Drop for ClaimState {
 
 impl fmt::Debug for ClaimState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({}) on {}", self.key, self.spec.pair, self.shared)
+        write!(f, "{} ({}) on {}", self.key, self.spec.lock, self.shared)
     }
 }
 

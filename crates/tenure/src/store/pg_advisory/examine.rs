@@ -3,6 +3,7 @@
 use tenure_core::Time;
 use tokio_postgres::SimpleQueryRow;
 
+use super::options::KeyForm;
 use super::shared::AdvisoryShared;
 use super::{session, terms};
 use crate::store::pg::table::Table;
@@ -20,7 +21,10 @@ pub(super) async fn findings(shared: &AdvisoryShared, by: Time) -> Vec<Finding> 
     match shared.query(by, |_| pg::examine::SERVER_QUERY.to_owned(), read).await {
         Ok((leases, common)) => {
             findings.extend(common);
+            findings.extend(pg::examine::listed_servers(&shared.primaries, by).await);
+            findings.push(pooler(shared, by).await);
             findings.push(Finding::ok("sessions", "each connection has a session of its own"));
+            findings.push(keys(shared.form));
             findings.push(frozen_holders(leases));
             match shared.terms.as_deref() {
                 Some(table) => {
@@ -35,18 +39,25 @@ pub(super) async fn findings(shared: &AdvisoryShared, by: Time) -> Vec<Finding> 
     findings
 }
 
+async fn pooler(shared: &AdvisoryShared, by: Time) -> Finding {
+    let found = pg::pooler::finding(&shared.settings, &shared.clock, by).await;
+    found.unwrap_or_else(|error| Finding::error("pooler", &error.at(shared)))
+}
+
 async fn terms_finding(shared: &AdvisoryShared, table: &Table, by: Time) -> Finding {
     let read = |rows: &[SimpleQueryRow]| {
         let flag = |column| rows.first().is_some_and(|row| session::flag(row, column));
         (flag("is_ours"), flag("allowed"))
     };
     let name = table.shown();
-    match shared.query(by, |_| terms::query(table), read).await {
+    match shared.query(by, |_| terms::query(table, shared.form), read).await {
         Ok((true, true)) => Finding::ok("terms", format!("counted in {name}")),
         Ok((true, false)) => Finding::failed("terms", format!("insufficient rights on {name}"))
             .advise(format!("an owner must GRANT SELECT, INSERT, UPDATE ON {name}")),
-        Ok((false, _)) => Finding::failed("terms", format!("the table {name} does not exist"))
-            .advise("run `tenure schema --apply` with the same URL"),
+        Ok((false, _)) => {
+            let detail = format!("there is no table {name} for the terms of this key form");
+            Finding::failed("terms", detail).advise("run `tenure schema --apply` with the same URL")
+        }
         Err(error) => Finding::error("terms", &error.at(shared)),
     }
 }
@@ -60,6 +71,18 @@ async fn incarnation_finding(shared: &AdvisoryShared, table: &Table, by: Time) -
         Ok(found) => found.unwrap_or_else(no_incarnation),
         Err(error) => Finding::error("incarnation", &error.at(shared)),
     }
+}
+
+fn keys(form: KeyForm) -> Finding {
+    let detail = match form {
+        KeyForm::Pair => {
+            "two 32-bit numbers: excludes sessions that call pg_advisory_lock(int, int)"
+        }
+        KeyForm::Bigint => {
+            "one 64-bit number: excludes sessions that call pg_advisory_lock(bigint)"
+        }
+    };
+    Finding::ok("keys", detail)
 }
 
 fn frozen_holders(leases: bool) -> Finding {

@@ -15,7 +15,7 @@ use crate::store::{Answer, Claim, Contended};
 use crate::{Error, ErrorKind, Result};
 
 /// Longest ttl: the maximum of `idle_session_timeout`.
-const MAX_TTL: Duration = Duration::from_millis(i32::MAX as u64);
+pub(super) const MAX_TTL: Duration = Duration::from_millis(i32::MAX as u64);
 
 /// Sends a claim, or continues one that was sent before.
 pub(super) async fn claim(

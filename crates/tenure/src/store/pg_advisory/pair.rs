@@ -9,9 +9,9 @@ use crate::{Error, ErrorKind, Result};
 
 /// The two numbers of an advisory lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Pair {
-    pub(super) first: i32,
-    pub(super) second: i32,
+pub(crate) struct Pair {
+    pub(crate) first: i32,
+    pub(crate) second: i32,
 }
 
 impl Pair {
@@ -21,21 +21,26 @@ impl Pair {
         match numbers(key.as_str()) {
             None => Ok(Self::hashed(key.as_bytes())),
             Some((first, second)) => {
-                let (first, second) = (first.parse().ok(), second.parse().ok());
-                let pair = first.zip(second).map(|(first, second)| Self { first, second });
-                pair.ok_or_else(|| {
-                    let message = format!(
+                let invalid = |message| Err(Error::new(ErrorKind::Invalid, message).on(key));
+                let (Ok(first), Ok(second)) = (first.parse(), second.parse()) else {
+                    return invalid(format!(
                         "a number of the pair does not fit into 32 bits: give both between {} and {}, or a name",
                         i32::MIN,
                         i32::MAX
-                    );
-                    Error::new(ErrorKind::Invalid, message).on(key)
-                })
+                    ));
+                };
+                let pair = Self { first, second };
+                // `07,5` would be the lock of `7,5` under a second name: status, history and nested holds would miss it.
+                if pair.to_string() != key.as_str() {
+                    return invalid(format!("the pair has a zero too many: write {pair}"));
+                }
+                Ok(pair)
             }
         }
     }
 
-    fn hashed(key: &[u8]) -> Self {
+    /// Pair of a key that is a name.
+    pub(super) fn hashed(key: &[u8]) -> Self {
         let hash = Sha256::digest(key);
         let number =
             |at: usize| i32::from_be_bytes([hash[at], hash[at + 1], hash[at + 2], hash[at + 3]]);
@@ -50,11 +55,6 @@ impl Pair {
     pub(super) fn from_unsigned(first: u32, second: u32) -> Self {
         Self { first: first.cast_signed(), second: second.cast_signed() }
     }
-
-    /// Key of this pair, which names the same lock as every key that is hashed to the pair.
-    pub(super) fn key(self) -> Option<Key> {
-        Key::new(&self.to_string()).ok()
-    }
 }
 
 impl fmt::Display for Pair {
@@ -63,13 +63,20 @@ impl fmt::Display for Pair {
     }
 }
 
+/// True if a text is written as a pair of numbers, of any size.
+pub(super) fn is_pair(text: &str) -> bool {
+    numbers(text).is_some()
+}
+
+/// True if a text consists of decimal digits.
+pub(super) fn is_digits(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
+}
+
 /// Splits a text that is written as a pair of numbers.
 fn numbers(text: &str) -> Option<(&str, &str)> {
-    let number = |text: &str| {
-        let digits = text.strip_prefix('-').unwrap_or(text);
-        !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())
-    };
-    text.split_once(',').filter(|(first, second)| number(first) && number(second))
+    let is_number = |text: &str| is_digits(text.strip_prefix('-').unwrap_or(text));
+    text.split_once(',').filter(|(first, second)| is_number(first) && is_number(second))
 }
 
 #[cfg(test)]
@@ -93,6 +100,14 @@ mod tests {
     }
 
     #[test]
+    fn a_pair_has_one_spelling() {
+        for (text, spelling) in [("07,5", "7,5"), ("7,-05", "7,-5"), ("-0,1", "0,1")] {
+            let error = pair(text).unwrap_err();
+            assert!(error.to_string().contains(&format!("write {spelling}")), "{error}");
+        }
+    }
+
+    #[test]
     fn names_are_hashed_the_same_for_ever() {
         // The SQL in the docs computes the same numbers.
         assert_eq!(pair("reports/nightly").unwrap(), (-1_760_512_724, 1_996_332_210));
@@ -107,6 +122,6 @@ mod tests {
         let pair = Pair { first: -5, second: 7 };
         assert_eq!(pair.unsigned(), (4_294_967_291, 7));
         assert_eq!(Pair::from_unsigned(4_294_967_291, 7), pair);
-        assert_eq!(pair.key().unwrap().as_str(), "-5,7");
+        assert_eq!(pair.to_string(), "-5,7");
     }
 }

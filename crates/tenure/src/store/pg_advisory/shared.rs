@@ -11,12 +11,14 @@ use tenure_core::{Key, Time};
 use tokio::sync::Semaphore;
 
 use super::inspect::{self, LockSession};
-use super::pair::Pair;
-use super::session::{self, Session};
+use super::lock_id::LockId;
+use super::options::{AdvisoryOptions, KeyForm};
+use super::session::{Session, SessionSource};
 use super::sql;
 use crate::mutex::Mutex;
 use crate::store::pg::idle::IdlePool;
 use crate::store::pg::incarnation::Incarnation;
+use crate::store::pg::primaries::Primaries;
 use crate::store::pg::settings::Settings;
 use crate::store::pg::table::Table;
 use crate::store::pg::watch::{PolledVersions, WatchKey, WatchRegistry, Watched};
@@ -24,9 +26,9 @@ use crate::{Clock, Error, ErrorKind, Result};
 
 /// Timeout of a request that has none of its own.
 pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum number of sessions of this process that block for one key. Each needs a connection; further waiters queue
+/// Maximum number of sessions of this process that wait for one key. Each needs a connection; further waiters queue
 /// locally for their turn.
-const MAX_BLOCKED_PER_KEY: usize = 4;
+const MAX_WAITING_PER_KEY: usize = 4;
 /// Maximum number of idle sessions.
 const MAX_IDLE_SESSIONS: usize = 2;
 /// Time after which an idle session is closed.
@@ -39,33 +41,43 @@ pub(super) struct AdvisoryShared {
     pub(super) settings: Settings,
     pub(super) clock: Clock,
     pub(super) idle: IdlePool<Session>,
+    pub(super) form: KeyForm,
     /// Maximum time for which one statement blocks.
     pub(super) wait: Duration,
+    /// Number of sessions, of all processes, that may block for one key.
+    pub(super) queue: u8,
     /// Table in which terms are counted.
     pub(super) terms: Option<Arc<Table>>,
     incarnation: Arc<Incarnation>,
+    /// Other primaries among the listed servers.
+    pub(super) primaries: Arc<Primaries>,
     read_permits: Semaphore,
-    wait_permits: Mutex<HashMap<Pair, Weak<Semaphore>>>,
+    wait_permits: Mutex<HashMap<LockId, Weak<Semaphore>>>,
     watch: WatchRegistry,
     shown: String,
     /// True once a writable server has answered. From then on a read-only server is a transient failure: a fail-over
     /// may be under way.
     settled: AtomicBool,
-    /// True once two connections were found to have two sessions.
-    sessions_distinct: AtomicBool,
     warned: AtomicBool,
 }
 
 impl AdvisoryShared {
-    pub(super) fn new(settings: Settings, wait: Duration, terms: Option<Table>) -> Self {
+    pub(super) fn new(settings: Settings, options: AdvisoryOptions) -> Self {
+        let AdvisoryOptions { form, wait, queue, terms } = options;
         let clock = Clock::system();
         let shown = settings.to_string();
         let shown = shown.replacen("postgres:", "postgres+advisory:", 1);
+        let primaries = Arc::new(Primaries::new(settings.clone(), clock.clone()));
+        // A key of the other form is another lock: reports must tell them apart.
+        let shown = if form == KeyForm::Bigint { shown + "?key=bigint" } else { shown };
         Self {
             settings,
+            primaries,
             idle: IdlePool::new(clock.clone(), MAX_IDLE_SESSIONS, IDLE_SESSION_TIMEOUT),
             clock,
+            form,
             wait,
+            queue,
             terms: terms.map(Arc::new),
             incarnation: Arc::default(),
             read_permits: Semaphore::new(MAX_CONCURRENT_READS),
@@ -73,48 +85,33 @@ impl AdvisoryShared {
             watch: WatchRegistry::default(),
             shown,
             settled: AtomicBool::new(false),
-            sessions_distinct: AtomicBool::new(false),
             warned: AtomicBool::new(false),
         }
     }
 
-    /// Takes an idle session or opens one. The first time, two are opened: behind a pooler in transaction mode both
-    /// have the same backend, which one session alone would not show.
+    /// Takes an idle session or opens one.
     pub(super) async fn session(&self, by: Time) -> Result<Session> {
         while let Some(kept) = self.idle.take() {
-            if kept.is_usable() {
+            if kept.can_claim() {
                 return Ok(kept);
             }
         }
-        let session = self.open(by).await?;
-        if !self.sessions_distinct.load(Ordering::Relaxed) {
-            match self.open(by).await {
-                Ok(other) if other.ident.pid == session.ident.pid => {
-                    return Err(session::pooler_error());
-                }
-                Ok(other) => {
-                    self.sessions_distinct.store(true, Ordering::Relaxed);
-                    self.idle.put(other);
-                }
-                // The server may have no room for a second session. The first one is still valid; the next call checks
-                // again.
-                Err(error) => {
-                    tracing::debug!(name: "tenure.second_session_failed", store = %self, %error);
-                }
-            }
-        }
-        Ok(session)
+        self.open(by).await
     }
 
     async fn open(&self, by: Time) -> Result<Session> {
         if self.idle.is_closed() {
             return Err(Error::new(ErrorKind::Shutdown, "the store was closed"));
         }
-        let settled = self.settled.load(Ordering::Relaxed);
-        let terms = self.terms.clone();
-        let (settings, incarnation) = (&self.settings, Arc::clone(&self.incarnation));
-        let opened = Session::open(settings, terms, incarnation, &self.clock, settled, by);
-        let session = opened.await?;
+        let source = SessionSource {
+            settings: &self.settings,
+            clock: &self.clock,
+            terms: self.terms.clone(),
+            incarnation: Arc::clone(&self.incarnation),
+            primaries: Arc::clone(&self.primaries),
+            settled: self.settled.load(Ordering::Relaxed),
+        };
+        let session = Session::open(source, by).await?;
         self.settled.store(true, Ordering::Relaxed);
         if !session.ident.leases && !self.warned.swap(true, Ordering::Relaxed) {
             let version = session.version;
@@ -141,7 +138,7 @@ impl AdvisoryShared {
         let mut session = self.session(by).await?;
         let statement = statement(&session);
         let rows = session.ask(&statement, by).await?;
-        if session.is_usable() {
+        if session.can_claim() {
             self.idle.put(session);
         }
         Ok(read(&rows))
@@ -152,31 +149,39 @@ impl AdvisoryShared {
         self.idle.close();
     }
 
-    /// Sessions that hold or wait for the locks of these pairs; of all pairs if there are none.
+    /// Sessions that hold or wait for these locks; for all locks of the key form if there are none.
     pub(super) async fn sessions(
         &self,
-        pairs: &[Pair],
-    ) -> Result<BTreeMap<Pair, Vec<LockSession>>> {
+        locks: &[LockId],
+    ) -> Result<BTreeMap<LockId, Vec<LockSession>>> {
         let by = self.clock.now() + REQUEST_TIMEOUT;
-        let statement = |session: &Session| sql::sessions(session.version, pairs);
-        self.query(by, statement, inspect::by_pair).await
+        self.sessions_by(locks, by).await
+    }
+
+    async fn sessions_by(
+        &self,
+        locks: &[LockId],
+        by: Time,
+    ) -> Result<BTreeMap<LockId, Vec<LockSession>>> {
+        let statement = |session: &Session| sql::sessions(session.version, self.form, locks);
+        self.query(by, statement, |rows| inspect::by_lock(rows, self.form, locks)).await
     }
 
     /// Sessions that hold or wait for the lock of a key.
     pub(super) async fn sessions_of(&self, key: &Key) -> Result<Vec<LockSession>> {
-        let found = self.sessions(&[Pair::of(key)?]).await?;
+        let found = self.sessions(&[LockId::of(self.form, key)?]).await?;
         Ok(found.into_values().flatten().collect())
     }
 
-    /// Permits to block at the server for one key.
-    pub(super) fn wait_permits_of(&self, pair: Pair) -> Arc<Semaphore> {
+    /// Permits to wait at the server for one key.
+    pub(super) fn wait_permits_of(&self, lock: LockId) -> Arc<Semaphore> {
         let mut all = self.wait_permits.lock();
-        if let Some(permits) = all.get(&pair).and_then(Weak::upgrade) {
+        if let Some(permits) = all.get(&lock).and_then(Weak::upgrade) {
             return permits;
         }
         all.retain(|_, permits| permits.strong_count() > 0);
-        let permits = Arc::new(Semaphore::new(MAX_BLOCKED_PER_KEY));
-        all.insert(pair, Arc::downgrade(&permits));
+        let permits = Arc::new(Semaphore::new(MAX_WAITING_PER_KEY));
+        all.insert(lock, Arc::downgrade(&permits));
         permits
     }
 }
@@ -223,15 +228,14 @@ impl Watched for AdvisoryShared {
     }
 
     async fn read_versions(&self, names: &[WatchKey], by: Time) -> Result<PolledVersions> {
-        let mut pairs = Vec::with_capacity(names.len());
+        let mut locks = Vec::with_capacity(names.len());
         for (_, key) in names {
-            pairs.push(Pair::of(key)?);
+            locks.push(LockId::of(self.form, key)?);
         }
         let sent = self.clock.now();
-        let statement = |session: &Session| sql::sessions(session.version, &pairs);
-        let mut found = self.query(by, statement, inspect::by_pair).await?;
-        let version = |pair| inspect::version_of(&found.remove(pair).unwrap_or_default());
-        let versions = pairs.iter().map(version).collect();
+        let mut found = self.sessions_by(&locks, by).await?;
+        let version = |lock| inspect::version_of(&found.remove(lock).unwrap_or_default());
+        let versions = locks.iter().map(version).collect();
         Ok(PolledVersions { versions, next_end: None, round_trip: self.clock.now().since(sent) })
     }
 }

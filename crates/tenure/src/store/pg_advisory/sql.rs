@@ -3,14 +3,20 @@
 
 use std::time::Duration;
 
-use super::pair::Pair;
+use super::lock_id::LockId;
+use super::options::KeyForm;
+use super::queue_locks::{self, COUNTED_RESERVES, QueueLocks};
 use super::tag::{COMMENT_PREFIX, Tag, name_sql};
 use crate::store::pg::clock::NOW;
-use crate::store::pg::incarnation::{self, TIMELINE};
+use crate::store::pg::incarnation;
+use crate::store::pg::role::TIMELINE;
 use crate::store::pg::table::Table;
 
 /// Notification channel for releases.
 pub(super) const CHANNEL: &str = "tenure_advisory";
+
+/// SQLSTATE of a claim that reached another session than its own before it could listen: a division by zero.
+pub(super) const OTHER_SESSION: &str = "22012";
 
 /// Time, in seconds, that a new holder waits so that the notice of a session's end can reach the previous holder. The
 /// server sends that notice before it frees the lock, but the previous holder's network may be slower than ours.
@@ -32,27 +38,46 @@ pub(super) struct SessionIdent {
 /// Lock that is claimed, and the terms of the claim.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LockSpec {
-    pub(super) pair: Pair,
+    pub(super) lock: LockId,
     pub(super) shared: bool,
     pub(super) ttl: Duration,
+    /// Number of places in the queue.
+    pub(super) queue: u8,
 }
 
 /// Behaviour of a claim if the lock is held.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ClaimWait {
-    /// Does not wait. `park`: if another session holds the lock, this session is not used for the claim again.
-    Try { park: bool },
-    /// Waits in the server's queue for at most `bound`.
-    Wait { bound: Duration },
+    /// Fails. The session is not used for this claim again.
+    Try,
+    /// Takes a free place in the queue, unless reserves wait for one.
+    Enter,
+    /// Registers the session as a reserve. It takes a place at once if one is free that no older reserve needs.
+    JoinReserve,
+    /// Next attempt of a reserve, which was called, or has found by [`poll`] that it may enter.
+    EnterAfter { ticket: u32 },
+    /// Waits in the server's queue for at most `bound`, in a place.
+    Wait { bound: Duration, place: u8 },
 }
 
-/// First statement of a session: marks and configures it, and asks for the properties of the server. If terms are
-/// counted, it also asks for the incarnation.
-pub(super) fn greeting(marker: &str, terms: Option<&Table>) -> String {
+/// First statement of a session: asks for the properties of the server, and changes nothing. If terms are counted, it
+/// also asks for the incarnation.
+pub(super) fn greeting(terms: Option<&Table>) -> String {
     let incarnation = terms.map_or_else(
         || incarnation::NO_COLUMNS.to_owned(),
         |table| incarnation::query_columns(&incarnation::literal(&table.quoted())),
     );
+    format!(
+        "SELECT pg_backend_pid() AS pid, pg_is_in_recovery()::int AS is_standby, \
+         current_setting('server_version_num') AS version, \
+         (current_setting('idle_session_timeout', true) IS NOT NULL)::int AS ends_idle_sessions, \
+         (SELECT backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid()) AS session_started, \
+         {incarnation}"
+    )
+}
+
+/// Marks and configures the session of process `pid`. On any other session it changes nothing, and returns no row.
+pub(super) fn mark(pid: i32, marker: &str) -> String {
     // Settings that this server does not have are skipped.
     let known = |name: &str, value: &str| {
         format!(
@@ -79,11 +104,7 @@ pub(super) fn greeting(marker: &str, terms: Option<&Table>) -> String {
             .to_owned(),
     ];
     format!(
-        "SELECT pg_backend_pid() AS pid, pg_is_in_recovery()::int AS is_standby, \
-         current_setting('server_version_num') AS version, \
-         (current_setting('idle_session_timeout', true) IS NOT NULL)::int AS ends_idle_sessions, \
-         (SELECT backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid()) AS session_started, \
-         {incarnation}, set_config('tenure.session', '{marker}', false), {}",
+        "SELECT set_config('tenure.session', '{marker}', false), {} WHERE pg_backend_pid() = {pid}",
         settings.join(", ")
     )
 }
@@ -93,67 +114,171 @@ pub(super) fn greeting(marker: &str, terms: Option<&Table>) -> String {
 /// The number of the token is drawn after the lock is held, so it is larger than that of every earlier holder. The
 /// message that goes into the log makes the commit wait until the number is on disk, so the order survives a crash.
 pub(super) fn claim(own: &SessionIdent, tag: &Tag, spec: &LockSpec, wait: ClaimWait) -> String {
-    let LockSpec { pair: Pair { first, second }, shared, ttl } = *spec;
-    let suffix = if shared { "_shared" } else { "" };
-    let (mine, lock, bound, lifted) = match wait {
-        ClaimWait::Try { park } => {
-            let lock = format!("pg_try_advisory_lock{suffix}({first}, {second})");
-            // A session tries for a lock once. If it holds the lock already, another client uses the same session: a
-            // pooler.
-            ("moved", lock, None, if park { Duration::ZERO } else { ttl })
-        }
-        ClaimWait::Wait { bound } => {
-            let lock = format!("pg_advisory_lock{suffix}({first}, {second})::text IS NOT NULL");
-            // A wait that timed out may have been granted at the same moment: then the session holds the lock already.
-            ("granted", lock, Some(bound), ttl)
-        }
-    };
-    // The sessions that held the lock when the wait began. If all of them are gone at the end, they were ended instead
-    // of releasing the lock, and the notice may still be on its way to a process that believes to hold it. So the grant
-    // waits for LOSS_NOTICE_SECONDS.
-    let (before, courtesy) = match wait {
-        ClaimWait::Try { .. } => ("''".to_owned(), "NULL".to_owned()),
-        ClaimWait::Wait { .. } => (
-            format!(
-                "(SELECT string_agg(pid::text, ',') FROM pg_locks WHERE granted AND {})",
-                is_lock(spec.pair)
-            ),
-            format!(
-                "CASE WHEN c.what = 'granted' AND NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = ANY \
-                 (string_to_array(current_setting('tenure.before'), ',')::int[])) THEN pg_sleep({LOSS_NOTICE_SECONDS}) END"
-            ),
-        ),
-    };
-    let bound = bound.map_or(0, millis);
-    let armed = own.idle_timeout(ttl);
-    let lifted = own.idle_timeout(lifted);
+    let ClaimSql { prelude, ticket, mine, before, bound, lock, otherwise, reserves, lifted, after } =
+        ClaimSql::new(own, spec, wait);
+    let armed = own.idle_timeout(spec.ttl);
     let (comment, name, same) = (tag.comment(), &tag.name, own.same());
     let epoch = own.epoch.map_or_else(|| TIMELINE.to_owned(), |epoch| format!("{epoch}::int8"));
-    let held = held_by_own(spec.pair);
+    let held = held_by_own(spec.lock);
     let named = name_sql(name, "c.epoch", "c.number");
     format!(
-        "{comment}SELECT c.what, c.epoch, c.number, {NOW} AS now, \
-         CASE WHEN c.what = 'granted' THEN set_config('application_name', {named}, false) ELSE {lifted} END, {courtesy} \
-         FROM (SELECT b.what, \
+        "{comment}{prelude}SELECT c.what, c.epoch, c.number, c.ticket, c.reserves, {NOW} AS now, \
+         CASE WHEN c.what = 'granted' THEN set_config('application_name', {named}, false) \
+         WHEN c.what <> 'moved' THEN {lifted} END, {after} \
+         FROM (SELECT b.what, b.ticket, CASE WHEN b.what = 'busy' THEN {reserves} END AS reserves, \
          CASE WHEN b.what = 'granted' THEN {epoch} END AS epoch, \
          CASE WHEN b.what = 'granted' THEN CASE WHEN pg_logical_emit_message(true, 'tenure', '') IS NOT NULL \
          THEN txid_current() END END AS number \
-         FROM (SELECT CASE WHEN ({same}) IS NOT TRUE THEN 'moved' WHEN pg_is_in_recovery() THEN 'standby' \
+         FROM (SELECT t.ticket, CASE WHEN ({same}) IS NOT TRUE THEN 'moved' WHEN pg_is_in_recovery() THEN 'standby' \
          WHEN {held} THEN '{mine}' \
          WHEN set_config('tenure.before', coalesce({before}, ''), false) IS NULL THEN 'moved' \
          WHEN set_config('lock_timeout', '{bound}', false) IS NULL THEN 'moved' \
          WHEN set_config('application_name', '{name}', false) IS NULL THEN 'moved' \
          WHEN coalesce({armed}, 'none') IS NULL THEN 'moved' \
-         WHEN {lock} THEN 'granted' ELSE 'busy' END AS what OFFSET 0) AS b OFFSET 0) AS c"
+         WHEN {lock} THEN 'granted' {otherwise}ELSE 'busy' END AS what \
+         FROM (SELECT {ticket} AS ticket OFFSET 0) AS t OFFSET 0) AS b OFFSET 0) AS c"
     )
 }
 
-/// Counts a new term of a lock that this session holds; returns the number of terms, this one included.
-pub(super) fn count(tag: &Tag, table: &Table, pair: Pair) -> String {
-    let (comment, table, Pair { first, second }) = (tag.comment(), table.quoted(), pair);
+/// Parts of a claim that depend on its [`ClaimWait`].
+struct ClaimSql {
+    /// Statements before the claim.
+    prelude: String,
+    ticket: String,
+    /// Outcome if the session holds the lock already.
+    mine: &'static str,
+    /// Sessions that hold the lock before the claim.
+    before: String,
+    /// `lock_timeout` in milliseconds.
+    bound: u128,
+    /// Condition that the lock is granted.
+    lock: String,
+    /// Branches of the CASE after that condition.
+    otherwise: String,
+    /// Number of reserves.
+    reserves: String,
+    /// Idle timeout of a session that was not granted the lock.
+    lifted: String,
+    /// Further columns, with the effects of the outcome.
+    after: String,
+}
+
+impl ClaimSql {
+    fn new(own: &SessionIdent, spec: &LockSpec, wait: ClaimWait) -> Self {
+        let LockSpec { lock, shared, ttl, queue } = *spec;
+        let (arguments, locks) = (lock.arguments(), QueueLocks::of(lock));
+        let suffix = if shared { "_shared" } else { "" };
+        let sleep = format!("pg_sleep({LOSS_NOTICE_SECONDS})");
+        let once = Self {
+            prelude: String::new(),
+            ticket: "NULL::int8".to_owned(),
+            // A session is granted a lock once. If it holds the lock already, another client uses the same session: a
+            // pooler.
+            mine: "moved",
+            before: "''".to_owned(),
+            bound: 0,
+            lock: format!("pg_try_advisory_lock{suffix}({arguments})"),
+            otherwise: String::new(),
+            reserves: "NULL::int8".to_owned(),
+            lifted: own.idle_timeout(ttl),
+            after: "NULL".to_owned(),
+        };
+        match wait {
+            ClaimWait::Try => Self { lifted: own.idle_timeout(Duration::ZERO), ..once },
+            ClaimWait::Enter => {
+                let (reserves, places) = (locks.has_reserves(), locks.take_place(queue));
+                Self { otherwise: format!("WHEN {reserves} THEN 'busy' {places}"), ..once }
+            }
+            ClaimWait::JoinReserve => {
+                let (register, is_full) =
+                    (locks.register("t.ticket"), locks.is_full(queue, "t.ticket"));
+                let (places, unregister) = (locks.take_place(queue), locks.unregister("c.ticket"));
+                Self {
+                    // In a transaction of its own, and before the ticket can be read: a call that is sent as soon as
+                    // the ticket is there must arrive. Nothing after the first statement is executed if that fails.
+                    prelude: format!(
+                        "SELECT WHERE 1 / coalesce(({})::int, 0) = 0; BEGIN; LISTEN {}; COMMIT; ",
+                        own.same(),
+                        queue_locks::reserve_channel(own.pid)
+                    ),
+                    ticket: queue_locks::new_ticket(),
+                    otherwise: format!(
+                        "WHEN NOT ({register}) THEN 'moved' WHEN {is_full} THEN 'busy' {places}"
+                    ),
+                    reserves: COUNTED_RESERVES.to_owned(),
+                    lifted: own.reserve_timeout(ttl, "c.reserves"),
+                    after: format!(
+                        "CASE WHEN c.what LIKE 'place %' THEN {unregister} END, \
+                         CASE WHEN c.what = 'granted' THEN {sleep} END"
+                    ),
+                    ..once
+                }
+            }
+            ClaimWait::EnterAfter { ticket } => {
+                let ticket = format!("{ticket}::int8");
+                let (is_full, places) =
+                    (locks.is_full_unless_empty(queue, &ticket), locks.take_place(queue));
+                let unregister = locks.unregister(&ticket);
+                Self {
+                    ticket,
+                    otherwise: format!("WHEN {is_full} THEN 'busy' {places}"),
+                    reserves: COUNTED_RESERVES.to_owned(),
+                    lifted: own.reserve_timeout(ttl, "c.reserves"),
+                    // The holder that called this reserve was the last in the queue, and this one may be the only one
+                    // that was called. So it must call in its turn, though it had no place.
+                    after: format!(
+                        "CASE WHEN c.what LIKE 'place %' THEN ({unregister})::int \
+                         WHEN c.what = 'granted' AND {unregister} THEN {} END, \
+                         CASE WHEN c.what = 'granted' THEN {sleep} END",
+                        locks.call_if_low(queue)
+                    ),
+                    ..once
+                }
+            }
+            ClaimWait::Wait { bound, place } => Self {
+                // A wait that timed out may have been granted at the same moment: then the session holds the lock
+                // already.
+                mine: "granted",
+                // The sessions that held the lock when the wait began. If all of them are gone at the end, they were
+                // ended instead of releasing the lock, and the notice may still be on its way to a process that
+                // believes to hold it. So the grant waits for LOSS_NOTICE_SECONDS. A reserve that finds the lock free
+                // does not know the holders before, and always waits.
+                before: format!(
+                    "(SELECT string_agg(pid::text, ',') FROM pg_locks WHERE granted AND {})",
+                    is_lock(lock)
+                ),
+                bound: millis(bound),
+                lock: format!("pg_advisory_lock{suffix}({arguments})::text IS NOT NULL"),
+                after: format!(
+                    "CASE WHEN c.what = 'granted' AND {} THEN {} END, \
+                     CASE WHEN c.what = 'granted' AND NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = ANY \
+                     (string_to_array(current_setting('tenure.before'), ',')::int[])) THEN {sleep} END",
+                    locks.free_place(place),
+                    locks.call_if_low(queue)
+                ),
+                ..once
+            },
+        }
+    }
+}
+
+/// Polls as a reserve: returns the number of reserves, and whether this one may enter the queue. Calls others if there
+/// is room for them. On any other session it changes nothing, and returns no row.
+pub(super) fn poll(own: &SessionIdent, tag: &Tag, spec: &LockSpec, ticket: u32) -> String {
+    let (comment, lifted) = (tag.comment(), own.reserve_timeout(spec.ttl, "q.reserves"));
+    let (ticket, locks) = (format!("{ticket}::int8"), QueueLocks::of(spec.lock));
+    let poll = locks.poll(spec.queue, &ticket, &spec.lock.is_row(), &lifted);
+    format!("{comment}{poll} WHERE {}", own.same())
+}
+
+/// Counts a new term of a lock that this session holds; returns the number of terms, this one included. On any other
+/// session it counts nothing, and returns no row.
+pub(super) fn count(own: &SessionIdent, tag: &Tag, table: &Table, lock: LockId) -> String {
+    let (comment, table, columns) = (tag.comment(), table.quoted(), lock.form().key_columns());
+    let (arguments, same) = (lock.arguments(), own.same());
     format!(
-        "{comment}INSERT INTO {table} AS t (key1, key2, terms) VALUES ({first}, {second}, 1) \
-         ON CONFLICT (key1, key2) DO UPDATE SET terms = t.terms + 1 RETURNING terms"
+        "{comment}INSERT INTO {table} AS t ({columns}, terms) SELECT {arguments}, 1 WHERE {same} \
+         ON CONFLICT ({columns}) DO UPDATE SET terms = t.terms + 1 RETURNING terms"
     )
 }
 
@@ -161,19 +286,21 @@ pub(super) fn count(tag: &Tag, table: &Table, pair: Pair) -> String {
 pub(super) fn renew(own: &SessionIdent, tag: &Tag, ttl: Duration) -> String {
     let (comment, same, armed) = (tag.comment(), own.same(), own.idle_timeout(ttl));
     format!(
-        "{comment}SELECT ({same})::int AS is_same_session, pg_is_in_recovery()::int AS is_standby, {armed}"
+        "{comment}SELECT ({same})::int AS is_same_session, pg_is_in_recovery()::int AS is_standby, \
+         CASE WHEN {same} THEN {armed} END"
     )
 }
 
 /// Releases the lock and notifies watchers.
-pub(super) fn release(own: &SessionIdent, pair: Pair, shared: bool) -> String {
+pub(super) fn release(own: &SessionIdent, lock: LockId, shared: bool) -> String {
     let suffix = if shared { "_shared" } else { "" };
-    let Pair { first, second } = pair;
+    let arguments = lock.arguments();
     let (same, lifted) = (own.same(), own.idle_timeout(Duration::ZERO));
     format!(
-        "SELECT CASE WHEN {same} THEN pg_advisory_unlock{suffix}({first}, {second}) ELSE false END::int AS released, \
-         {}, {lifted}, set_config('application_name', 'tenure', false)",
-        notify(&format!("0:{pair}"))
+        "SELECT CASE WHEN {same} THEN pg_advisory_unlock{suffix}({arguments}) ELSE false END::int AS released, \
+         {}, CASE WHEN {same} THEN {lifted} END, \
+         CASE WHEN {same} THEN set_config('application_name', 'tenure', false) END",
+        notify(&format!("0:{lock}"))
     )
 }
 
@@ -182,11 +309,19 @@ pub(super) fn notify(payload: &str) -> String {
     format!("pg_notify('{CHANNEL}', '{payload}')")
 }
 
-/// Returns a row if that session waits in the queue.
-pub(super) fn is_waiting(pid: i32) -> String {
+/// Returns a row if that session waits in the queue of a lock of this form.
+pub(super) fn is_waiting(pid: i32, form: KeyForm) -> String {
+    let objsubid = form.objsubid();
     format!(
-        "SELECT 1 FROM pg_locks WHERE pid = {pid} AND locktype = 'advisory' AND objsubid = 2 AND NOT granted"
+        "SELECT 1 FROM pg_locks WHERE pid = {pid} AND locktype = 'advisory' AND objsubid = {objsubid} AND NOT granted"
     )
+}
+
+/// Returns a row if a session holds the lock in a mode that excludes `spec`: a question to another primary.
+pub(super) fn held(spec: &LockSpec) -> String {
+    let is = is_lock(spec.lock);
+    let excludes = if spec.shared { " AND mode = 'ExclusiveLock'" } else { "" };
+    format!("SELECT 1::int8 AS nth FROM pg_locks WHERE granted AND {is}{excludes} LIMIT 1")
 }
 
 /// Cancels the wait of a session of ours.
@@ -206,29 +341,37 @@ pub(super) fn evict(pid: i32, application_name: &str, waits: bool) -> String {
     )
 }
 
-/// Holders and waiters of these pairs, or of all locks if `pairs` is empty.
-pub(super) fn sessions(version: u32, pairs: &[Pair]) -> String {
+/// Holders, waiters and reserves of these locks, in this order; of all locks of this form if `locks` is empty. The rows
+/// of reserves have `is_ticket`, and their `classid` is that of [`QueueLocks::ticket_class`]. Without `locks` they
+/// include locks of the other form that are no tickets.
+pub(super) fn sessions(version: i32, form: KeyForm, locks: &[LockId]) -> String {
+    let (of_lock, of_ticket) = (form.objsubid(), form.other().objsubid());
+    // Locks before tickets.
+    let order = if of_lock > of_ticket { "DESC" } else { "ASC" };
     let waited = if version >= 140_000 { "l.waitstart" } else { "NULL::timestamptz" };
     let micros = |span: &str| format!("(extract(epoch FROM {span}) * 1000000)::int8");
-    let of = |pair: &Pair| {
-        let (first, second) = pair.unsigned();
-        format!("l.classid = {first} AND l.objid = {second}")
+    let of = |lock: &LockId| {
+        let (is_lock, tickets) = (lock.is_row(), QueueLocks::of(*lock).ticket_class());
+        format!("{is_lock} OR objsubid = {of_ticket} AND classid = {tickets}")
     };
-    let those = match pairs {
-        [] => String::new(),
-        _ => format!(" AND ({})", pairs.iter().map(of).collect::<Vec<_>>().join(" OR ")),
+    let those = match locks {
+        [] => "objsubid IN (1, 2)".to_owned(),
+        _ => locks.iter().map(of).collect::<Vec<_>>().join(" OR "),
     };
     format!(
-        "SELECT l.classid::int8 AS classid, l.objid::int8 AS objid, l.pid, l.granted::int AS granted, \
+        "SELECT l.classid::int8 AS classid, l.objid::int8 AS objid, l.pid, (l.objsubid = {of_ticket})::int AS is_ticket, \
+         (l.objsubid = {of_lock} AND l.granted)::int AS granted, \
          a.application_name, CASE WHEN left(a.query, {}) = '{COMMENT_PREFIX}' THEN a.query END AS comment, \
          coalesce(host(a.client_addr), '') AS host, (a.state = 'active')::int AS is_active, {} AS idle_for, \
-         {} AS waited_for, {NOW} AS now \
+         CASE WHEN l.objsubid = {of_ticket} THEN {} ELSE {} END AS waited_for, {NOW} AS now \
          FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid \
-         WHERE l.locktype = 'advisory' AND l.objsubid = 2 \
-         AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()){those} \
-         ORDER BY l.classid, l.objid, l.granted DESC, {waited}, l.pid",
+         WHERE l.locktype = 'advisory' \
+         AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND ({those}) \
+         ORDER BY l.objsubid {order}, l.classid, CASE WHEN l.objsubid = {of_lock} THEN l.objid END, l.granted DESC, \
+         {waited}, waited_for DESC, l.pid",
         COMMENT_PREFIX.len(),
         micros("clock_timestamp() - a.state_change"),
+        queue_locks::waited_micros(),
         micros(&format!("clock_timestamp() - {waited}")),
     )
 }
@@ -247,18 +390,29 @@ impl SessionIdent {
             "NULL::text".to_owned()
         }
     }
+
+    /// Idle timeout of a reserve, which is idle between its polls. It ends the session of a frozen reserve, so that
+    /// calls go to others.
+    fn reserve_timeout(&self, ttl: Duration, reserves: &str) -> String {
+        if self.leases {
+            let limit = queue_locks::reserve_timeout_millis(ttl, reserves);
+            format!("set_config('idle_session_timeout', ({limit})::text, false)")
+        } else {
+            "NULL::text".to_owned()
+        }
+    }
 }
 
-fn held_by_own(pair: Pair) -> String {
-    let is = is_lock(pair);
+fn held_by_own(lock: LockId) -> String {
+    let is = is_lock(lock);
     format!("EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND granted AND {is})")
 }
 
 /// SQL condition that a row of `pg_locks` belongs to this lock.
-fn is_lock(pair: Pair) -> String {
-    let (first, second) = pair.unsigned();
+fn is_lock(lock: LockId) -> String {
+    let is_row = lock.is_row();
     format!(
-        "locktype = 'advisory' AND objsubid = 2 AND classid = {first} AND objid = {second} \
+        "locktype = 'advisory' AND {is_row} \
          AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
     )
 }
@@ -278,6 +432,6 @@ mod tests {
         let ttl = Duration::from_secs(3);
         assert!(!old.idle_timeout(ttl).contains("idle_session_timeout"));
         assert!(new.idle_timeout(ttl).contains("'3000'"));
-        assert!(!sessions(130_000, &[]).contains("waitstart"));
+        assert!(!sessions(130_000, KeyForm::Pair, &[]).contains("waitstart"));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::future::pending;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -10,6 +11,7 @@ use tokio_postgres::types::Type;
 use super::hold_name::HoldName;
 use super::renewals;
 use super::shared::LeaseShared;
+use super::sql::LeaseStatements;
 use crate::store::pg::clock::Reading;
 use crate::store::{Handle, Hold, HoldEvent, Loss, Renewed};
 use crate::{Error, ErrorKind, Result};
@@ -20,13 +22,15 @@ pub(super) struct LeaseHold {
     name: HoldName,
     /// Reading of the database's clock at the last grant or renewal.
     last: Option<Reading>,
+    /// True if the last renewal has found a waiter.
+    awaited: Arc<AtomicBool>,
     jumped: bool,
 }
 
 impl LeaseHold {
     pub(super) fn new(shared: &Arc<LeaseShared>, name: HoldName, last: Option<Reading>) -> Self {
         shared.hold_began();
-        Self { shared: Arc::clone(shared), name, last, jumped: false }
+        Self { shared: Arc::clone(shared), name, last, awaited: Arc::default(), jumped: false }
     }
 
     fn failed(&self, error: Error) -> Error {
@@ -43,7 +47,7 @@ impl Drop for LeaseHold {
 #[async_trait]
 impl Hold for LeaseHold {
     async fn renew(&mut self, ttl: Duration, limit: Duration) -> Result<Renewed> {
-        let renewed = renewals::renew(&self.shared, &self.name, ttl, limit).await;
+        let renewed = renewals::renew(&self.shared, &self.name, &self.awaited, ttl, limit).await;
         let reading = renewed.map_err(|error| self.failed(error))?;
         let jump = self.last.and_then(|last| last.jump_beyond(&reading, ttl));
         self.last = Some(reading);
@@ -54,11 +58,7 @@ impl Hold for LeaseHold {
             // loss.
             return Err(self.failed(Error::new(ErrorKind::Unknown, message)));
         }
-        Ok(Renewed { handoff_requested: false })
-    }
-
-    async fn check_handoff(&mut self, _: Duration) -> Result<bool> {
-        Ok(false)
+        Ok(Renewed { handoff_requested: self.awaited.load(Ordering::Relaxed) })
     }
 
     async fn event(&mut self) -> HoldEvent {
@@ -70,8 +70,8 @@ impl Hold for LeaseHold {
 
     async fn release(&mut self, limit: Duration) -> Result<()> {
         let HoldName { space, key, shared_row, number, secret } = &self.name;
-        let sql = &self.shared.sql;
-        let sql = if *shared_row { &sql.release_shared } else { &sql.release };
+        let sql: fn(&LeaseStatements) -> &str =
+            if *shared_row { |sql| &sql.release_shared } else { |sql| &sql.release };
         let by = self.shared.clock.now() + limit;
         let freed = self
             .shared

@@ -6,14 +6,16 @@ use std::time::Duration;
 use tenure_core::{FencingToken, Key};
 use tokio_postgres::Row;
 
-use crate::store::{HolderState, Identity, KeySpace, KeyState, Version};
+use crate::store::{HolderState, Identity, KeySpace, KeyState, Version, WaiterState};
 
 /// Version for a claim that was neither granted nor refused because of a holder: retry soon.
 pub(super) const UNSETTLED: Version = Version(u128::MAX);
 
-/// One holder in the answer to `inspect` or `list`.
+/// One holder or waiter in the answer to `inspect` or `list`.
 pub(super) struct LeaseHolder {
     now: i64,
+    /// True for a waiter, whose token is zero. `granted` is then the start of its wait.
+    pub(super) waits: bool,
     pub(super) space: i16,
     pub(super) key: Key,
     pub(super) epoch: i64,
@@ -24,12 +26,13 @@ pub(super) struct LeaseHolder {
 }
 
 impl LeaseHolder {
-    /// All holders in the rows. A row without a key carries only the time, and is skipped.
+    /// All holders and waiters in the rows. A row without a key carries only the time, and is skipped.
     pub(super) fn all(rows: &[Row]) -> impl Iterator<Item = Self> {
         rows.iter().filter_map(|row| {
             Some(Self {
                 now: row.get("now"),
                 space: row.get::<_, Option<_>>("space")?,
+                waits: row.get("waits"),
                 key: Key::new(row.get::<_, Option<&str>>("key")?).ok()?,
                 epoch: row.get("epoch"),
                 number: row.get("number"),
@@ -41,15 +44,26 @@ impl LeaseHolder {
     }
 
     fn state(&self) -> HolderState {
-        let span = |micros: i64| Duration::from_micros(micros.max(0).unsigned_abs());
         HolderState {
             by: Some(self.by.clone()),
             token: token(self.epoch, self.number),
-            held_for: self.granted.map(|granted| span(self.now.saturating_sub(granted))),
+            held_for: self.since_grant(),
             lease_left: Some(span(self.until.saturating_sub(self.now))),
             revision: None,
         }
     }
+
+    fn waiter(&self) -> WaiterState {
+        WaiterState { by: Some(self.by.clone()), waited_for: self.since_grant() }
+    }
+
+    fn since_grant(&self) -> Option<Duration> {
+        self.granted.map(|granted| span(self.now.saturating_sub(granted)))
+    }
+}
+
+fn span(micros: i64) -> Duration {
+    Duration::from_micros(micros.max(0).unsigned_abs())
 }
 
 /// Reads the identity of a holder.
@@ -74,6 +88,10 @@ pub(super) fn states(rows: &[Row], space: KeySpace) -> Vec<KeyState> {
             tokens.push(Vec::new());
         }
         if let (Some(state), Some(tokens)) = (states.last_mut(), tokens.last_mut()) {
+            if shown.waits {
+                state.waiters.push(shown.waiter());
+                continue;
+            }
             tokens.push((shown.epoch, shown.number));
             state.holders.push(shown.state());
         }

@@ -1,7 +1,7 @@
 //! Renewals that wait to be sent.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tenure_core::Time;
@@ -44,6 +44,8 @@ pub(super) type RenewalReply = oneshot::Sender<Result<Reading>>;
 pub(super) struct LeaseRow {
     pub(super) hold: HoldName,
     pub(super) ttl: Duration,
+    /// Set if another claim waits for the key.
+    pub(super) awaited: Arc<AtomicBool>,
 }
 
 impl LeaseQueue {
@@ -107,7 +109,7 @@ impl RenewalQueue for LeaseQueue {
                     let message = "another transaction has locked the row";
                     Err(Error::new(ErrorKind::Unavailable, message))
                 }
-                RenewalOutcome::Refused(_) => {
+                RenewalOutcome::Refused(_) | RenewalOutcome::Completed => {
                     Err(Error::new(ErrorKind::NotHeld, "the hold has ended, or another has it"))
                 }
             };
@@ -117,10 +119,9 @@ impl RenewalQueue for LeaseQueue {
     }
 
     fn failed(&mut self, replies: Vec<RenewalReply>, error: Error, _: Time) {
-        let (kind, cause) = (error.kind(), Arc::new(error));
+        let cause = Arc::new(error);
         for reply in replies {
-            let error = Error::new(kind, "the renewal failed").because(Arc::clone(&cause));
-            let _ = reply.send(Err(error));
+            let _ = reply.send(Err(Error::copy_of(&cause, "the renewal failed")));
         }
     }
 }
@@ -148,7 +149,7 @@ mod tests {
         let key = Key::new("key").unwrap();
         let hold = HoldName { space: 0, key, shared_row, number: 1, secret: [0; 16] };
         let (reply, answer) = oneshot::channel();
-        let row = LeaseRow { hold, ttl: SECOND };
+        let row = LeaseRow { hold, ttl: SECOND, awaited: Arc::default() };
         let (send_by, answer_by) = (Time::ZERO + SECOND, Time::ZERO + 2 * SECOND);
         queue.add(row, send_by, answer_by, reply);
         answer

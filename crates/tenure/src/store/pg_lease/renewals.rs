@@ -5,6 +5,7 @@
 //! time.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -16,8 +17,11 @@ use tokio_postgres::types::Type;
 use super::hold_name::HoldName;
 use super::renewal_queue::LeaseRow;
 use super::shared::LeaseShared;
-use crate::drive::before;
+use super::sql::LeaseStatements;
+use crate::race::before;
 use crate::store::pg::clock::{Reading, micros};
+use crate::store::pg::connect::Parameter;
+use crate::store::pg::probe::HeldQuestion;
 use crate::store::pg::renewer::{RenewalStatement, outcomes};
 use crate::{Error, ErrorKind, Result};
 
@@ -26,10 +30,11 @@ const FEW: usize = 8;
 /// Time for which a renewal that is sent at once still waits for others of the same moment.
 const MOMENT: Duration = Duration::from_millis(2);
 
-/// Renews a hold, together with others that are due.
+/// Renews a hold, together with others that are due. Sets `awaited` if another claim waits for the key, else clears it.
 pub(super) async fn renew(
     shared: &Arc<LeaseShared>,
     hold: &HoldName,
+    awaited: &Arc<AtomicBool>,
     ttl: Duration,
     limit: Duration,
 ) -> Result<Reading> {
@@ -38,7 +43,7 @@ pub(super) async fn renew(
     let answer_by = now + limit;
     let patience = if shared.holds() <= FEW { MOMENT.min(limit / 4) } else { limit * 2 / 3 };
     let begin = {
-        let row = LeaseRow { hold: hold.clone(), ttl };
+        let row = LeaseRow { hold: hold.clone(), ttl, awaited: Arc::clone(awaited) };
         shared.renewer.queue().add(row, now + patience, answer_by, reply)
     };
     if begin {
@@ -66,20 +71,35 @@ impl RenewalStatement for LeaseShared {
         let secrets: Vec<&[u8]> = rows.iter().map(|row| &row.hold.secret[..]).collect();
         let ttls: Vec<i64> = rows.iter().map(|row| micros(row.ttl)).collect();
         let many = rows.iter().any(|row| row.hold.shared_row);
-        let sql = if many { &self.sql.renew_shared } else { &self.sql.renew };
-        let (answer, reading) = self
-            .ask(
-                sql,
-                &[
-                    (&spaces, Type::INT2_ARRAY),
-                    (&keys, Type::TEXT_ARRAY),
-                    (&numbers, Type::INT8_ARRAY),
-                    (&secrets, Type::BYTEA_ARRAY),
-                    (&ttls, Type::INT8_ARRAY),
-                ],
-                by,
-            )
-            .await?;
-        Ok((reading, outcomes(rows.len(), &answer)))
+        let sql: fn(&LeaseStatements) -> &str =
+            if many { |sql| &sql.renew_shared } else { |sql| &sql.renew };
+        let mut connection = self.connection(by).await?;
+        let parameters: [Parameter<'_>; 5] = [
+            (&spaces, Type::INT2_ARRAY),
+            (&keys, Type::TEXT_ARRAY),
+            (&numbers, Type::INT8_ARRAY),
+            (&secrets, Type::BYTEA_ARRAY),
+            (&ttls, Type::INT8_ARRAY),
+        ];
+        let (answer, reading) = self.ask_on(&mut connection, sql, &parameters, by).await?;
+        for found in &answer {
+            let nth = usize::try_from(found.get::<_, i64>("nth")).unwrap_or_default();
+            if let Some(row) = nth.checked_sub(1).and_then(|nth| rows.get(nth)) {
+                row.awaited.store(found.get("awaited"), Ordering::Relaxed);
+            }
+        }
+        // At another primary of the same timeline, the holders of shared rows may be the same as here.
+        let alone: Vec<bool> = rows.iter().map(|row| !row.hold.shared_row).collect();
+        let parameters: [Parameter<'_>; 4] = [
+            (&spaces, Type::INT2_ARRAY),
+            (&keys, Type::TEXT_ARRAY),
+            (&secrets, Type::BYTEA_ARRAY),
+            (&alone, Type::BOOL_ARRAY),
+        ];
+        let question = HeldQuestion { sql: &self.sql().held, parameters: &parameters };
+        let outcomes = outcomes(rows.len(), &answer);
+        let outcomes =
+            self.pool.primaries().refuse(&mut connection, question, outcomes, by).await?;
+        Ok((reading, outcomes))
     }
 }

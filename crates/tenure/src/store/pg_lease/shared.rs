@@ -14,14 +14,14 @@ use super::schema;
 use super::sql::LeaseStatements;
 use crate::store::pg::access::TableAccess;
 use crate::store::pg::clock::{DbClock, Reading};
-use crate::store::pg::connect::Parameter;
+use crate::store::pg::connect::{Parameter, PgConnection};
 use crate::store::pg::failure;
 use crate::store::pg::incarnation::{FoundIncarnation, Incarnation};
 use crate::store::pg::pool::{Pool, PooledConnection};
 use crate::store::pg::settings::Settings;
 use crate::store::pg::table::Table;
 use crate::store::pg::watch::WatchRegistry;
-use crate::{Clock, Result};
+use crate::{Clock, Error, Result};
 
 /// Timeout of a request that has none of its own.
 pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -35,7 +35,11 @@ pub(super) struct LeaseShared {
     pub(super) pool: Pool,
     pub(super) clock: Clock,
     pub(super) db_clock: DbClock,
-    pub(super) sql: LeaseStatements,
+    plain_sql: LeaseStatements,
+    marking_sql: LeaseStatements,
+    /// True once the table of waiters was found.
+    has_waiters: AtomicBool,
+    warned: AtomicBool,
     pub(super) table: Table,
     pub(super) incarnation: Incarnation,
     pub(super) renewer: Arc<LeaseRenewer>,
@@ -61,7 +65,10 @@ impl LeaseShared {
         Self {
             pool: Pool::new(settings, clock.clone(), MAX_CONNECTIONS),
             db_clock: DbClock::default(),
-            sql: LeaseStatements::new(&table),
+            plain_sql: LeaseStatements::new(&table, false),
+            marking_sql: LeaseStatements::new(&table, true),
+            has_waiters: AtomicBool::new(false),
+            warned: AtomicBool::new(false),
             incarnation: Incarnation::default(),
             table,
             renewer: LeaseRenewer::new(LeaseQueue::new(Arc::clone(&holds)), clock.clone()),
@@ -89,6 +96,7 @@ impl LeaseShared {
             schema::check(rows.first(), &self.table)?;
             if let Some(row) = rows.first() {
                 self.incarnation.note(FoundIncarnation::read(row));
+                self.note_waiters(row.get("has_waiters"));
             }
             self.settled.store(true, Ordering::Relaxed);
             self.db_clock.note(reading);
@@ -96,20 +104,71 @@ impl LeaseShared {
         Ok(connection)
     }
 
+    /// Statements for the table, as it was found.
+    pub(super) fn sql(&self) -> &LeaseStatements {
+        if self.has_waiters.load(Ordering::Relaxed) { &self.marking_sql } else { &self.plain_sql }
+    }
+
+    fn note_waiters(&self, found: bool) {
+        self.has_waiters.store(found, Ordering::Relaxed);
+        if !found && !self.warned.swap(true, Ordering::Relaxed) {
+            let table = self.table.waiters().shown();
+            tracing::warn!(
+                name: "tenure.no_waiters_table", store = %self, table,
+                "waiters are not shown, and holders are not asked to hand off: run `tenure schema --locks --apply`"
+            );
+        }
+    }
+
     /// Sends one request. Every answer has the column `now`, the database's clock.
     pub(super) async fn ask(
         &self,
-        sql: &str,
+        sql: fn(&LeaseStatements) -> &str,
         parameters: &[Parameter<'_>],
         by: Time,
     ) -> Result<(Vec<Row>, Reading)> {
+        // Connects first: only then it is known which tables exist.
         let mut connection = self.connection(by).await?;
-        self.access().ask(&mut connection, sql, parameters, by).await
+        while !connection.check_current(by).await? {
+            drop(connection);
+            connection = self.connection(by).await?;
+        }
+        self.ask_on(&mut connection, sql, parameters, by).await
+    }
+
+    /// Sends one request on a connection.
+    pub(super) async fn ask_on(
+        &self,
+        connection: &mut PgConnection,
+        sql: fn(&LeaseStatements) -> &str,
+        parameters: &[Parameter<'_>],
+        by: Time,
+    ) -> Result<(Vec<Row>, Reading)> {
+        let statements = self.sql();
+        match self.access().ask(connection, sql(statements), parameters, by).await {
+            Err(error) if self.lost_waiters(statements, &error) => {
+                self.access().ask(connection, sql(self.sql()), parameters, by).await
+            }
+            answered => answered,
+        }
+    }
+
+    /// True if a statement failed because the table of waiters was dropped or replaced, or its rights were revoked, since
+    /// it was found. The failed statement has changed nothing, and [`sql`](Self::sql) now does without that table: send
+    /// the statement again. Waiters are a convenience; no hold may end because they cannot be read.
+    pub(super) fn lost_waiters(&self, statements: &LeaseStatements, error: &Error) -> bool {
+        let refused = matches!(failure::code(error), Some("42P01" | "42501" | "42703"));
+        let lost = statements.marks && refused;
+        if lost {
+            self.note_waiters(false);
+        }
+        lost
     }
 
     pub(super) fn access(&self) -> TableAccess<'_> {
         let Self { table, clock, db_clock, incarnation, .. } = self;
-        TableAccess { table, clock, db_clock, incarnation, user: self }
+        let primaries = self.pool.primaries();
+        TableAccess { table, clock, db_clock, incarnation, primaries, user: self }
     }
 
     /// Secret of a claim: the same each time the claim is sent, and unpredictable to other processes.

@@ -30,27 +30,46 @@ pub(super) struct LeaseStatements {
     pub(super) evict: String,
     pub(super) evict_shared: String,
     pub(super) inspect: String,
+    /// As `inspect`, without the waiters.
+    pub(super) inspect_holders: String,
     pub(super) list: String,
     pub(super) notify: String,
+    pub(super) withdraw: String,
+    pub(super) held: String,
+    pub(super) clean: String,
+    /// True if waiters are marked. Claims then have one more parameter.
+    pub(super) marks: bool,
 }
 
 impl LeaseStatements {
-    pub(super) fn new(table: &Table) -> Self {
+    /// Statements for a table. With `marks`, a claim that waits is marked in the table of waiters.
+    pub(super) fn new(table: &Table, marks: bool) -> Self {
         let channel = table.channel_literal();
+        let waiters = table.waiters().quoted();
         let table = table.quoted();
+        let marked = marks.then_some(&*waiters);
         Self {
             take: take(&table),
-            claim: claim(&table),
-            claim_shared: claim_shared(&table),
-            renew: renew(&table),
-            renew_shared: renew_shared(&table),
+            claim: claim(&table, marked),
+            claim_shared: claim_shared(&table, marked),
+            renew: renew(&table, marked),
+            renew_shared: renew_shared(&table, marked),
             release: release(&table, &channel),
             release_shared: release_shared(&table, &channel),
             evict: evict(&table, &channel),
             evict_shared: evict_shared(&table, &channel),
-            inspect: inspect(&table),
-            list: list(&table),
+            inspect: inspect(&table, marked),
+            inspect_holders: inspect(&table, None),
+            list: list(&table, marked),
             notify: format!("SELECT pg_notify({channel}, $1)"),
+            withdraw: withdraw(&waiters),
+            held: held(&table),
+            clean: format!(
+                "DELETE FROM {waiters} AS w WHERE until < clock_timestamp() - $1 * interval '1 microsecond' \
+                 OR {} RETURNING {NOW} AS now",
+                is_beyond_life()
+            ),
+            marks,
         }
     }
 }
@@ -93,17 +112,74 @@ fn holder_rows(rows: &str) -> String {
 }
 
 /// Last part of every claim: the grant, or else the current holders. Always returns at least one row, for the clock.
-fn outcome(table: &str, space: &str) -> String {
+///
+/// With a table of `waiters`, a claim that is not granted and has `queue` is marked there, or its mark is extended.
+fn outcome(table: &str, space: &str, queue: &str, waiters: Option<&str>) -> String {
+    let marked = waiters.map_or_else(String::new, |waiters| mark(waiters, space, queue));
     let shown = holder_rows(&format!("(SELECT * FROM {table} WHERE space = {space} AND key = $1)"));
     format!(
         "won AS (SELECT epoch, number FROM taken UNION ALL SELECT epoch, number FROM made) \
-         SELECT {NOW} AS now, true AS granted, epoch, number, NULL::text AS id, NULL::text AS host, \
+         {marked} SELECT {NOW} AS now, true AS granted, epoch, number, NULL::text AS id, NULL::text AS host, \
                 NULL::int8 AS pid, NULL::text AS note, NULL::int4 AS slots \
          FROM won \
          UNION ALL \
          SELECT {NOW}, false, s.epoch, s.number, s.id, s.host, s.pid, s.note, s.slots \
          FROM (SELECT 1) AS always LEFT JOIN LATERAL ({shown}) AS s ON true \
          WHERE NOT EXISTS (SELECT FROM won)"
+    )
+}
+
+/// Part of a claim that marks it as waiting.
+///
+/// A waiter claims about once per second. Its mark is written again only when half of its life is over, or when the
+/// database's clock was set back.
+fn mark(waiters: &str, space: &str, queue: &str) -> String {
+    let (life, half) = (MARK_SECONDS, MARK_SECONDS / 2);
+    let beyond = is_beyond_life();
+    format!(
+        ", marked AS ( \
+             INSERT INTO {waiters} AS w (space, key, claim, waiter_id, waiter_host, waiter_pid, waiter_note, since, until) \
+             SELECT {space}, $1, $2, $5, $6, $7, $8, clock_timestamp(), clock_timestamp() + interval '{life} s' \
+             WHERE {queue}::bool AND NOT EXISTS (SELECT FROM won) \
+             ON CONFLICT (space, key, claim) DO UPDATE \
+                 SET since = least(w.since, excluded.since), until = excluded.until \
+                 WHERE w.until < clock_timestamp() + interval '{half} s' OR {beyond} \
+         )"
+    )
+}
+
+/// Life of a mark, in seconds. The mark of a waiter that died counts for this long.
+const MARK_SECONDS: u32 = 4;
+
+/// SQL condition that the mark `w` ends later than a mark can: the database's clock was set back since it was written.
+/// It does not count, or the mark of a waiter that died would count until the clock has caught up.
+fn is_beyond_life() -> String {
+    format!("w.until > clock_timestamp() + interval '{MARK_SECONDS} s'")
+}
+
+/// SQL condition that another claim than those of the row `l` waits for its key.
+fn is_awaited(waiters: &str) -> String {
+    let others = waits_for("l");
+    format!("EXISTS (SELECT FROM {waiters} AS w WHERE {others})")
+}
+
+/// SQL condition that the mark `w` is that of a live waiter for the key of the row `row`, which does not hold it.
+fn waits_for(row: &str) -> String {
+    let beyond = is_beyond_life();
+    format!(
+        "w.space = {row}.space AND w.key = {row}.key AND w.until > clock_timestamp() AND NOT {beyond} \
+         AND w.claim IS DISTINCT FROM {row}.claim \
+         AND NOT coalesce({row}.holders @> jsonb_build_array(jsonb_build_object('claim', encode(w.claim, 'hex'))), false)"
+    )
+}
+
+/// Removes the mark of a claim, and those of dead waiters for the same key: `$1` space, `$2` key, `$3` claim.
+fn withdraw(waiters: &str) -> String {
+    let beyond = is_beyond_life();
+    format!(
+        "DELETE FROM {waiters} AS w WHERE space = $1 AND key = $2 \
+             AND (claim = $3 OR until < clock_timestamp() OR {beyond}) \
+         RETURNING {NOW} AS now"
     )
 }
 
@@ -139,9 +215,10 @@ fn update(table: &str) -> String {
     )
 }
 
-/// Grants an exclusive lock of any key; returns the holders if it is not free.
-fn claim(table: &str) -> String {
-    let (update, outcome) = (update(table), outcome(table, "0"));
+/// Grants an exclusive lock of any key; returns the holders if it is not free. With `waiters`, `$14` is true if the
+/// claim waits.
+fn claim(table: &str, waiters: Option<&str>) -> String {
+    let (update, outcome) = (update(table), outcome(table, "0", "$14", waiters));
     format!(
         "WITH taken AS ( \
              {update} RETURNING l.epoch, l.counter AS number, {DURABLE} \
@@ -158,8 +235,8 @@ fn claim(table: &str) -> String {
 }
 
 /// Grants a shared lock or a slot. Parameters as for [`claim`]; `$14` is the number of slots, null for a shared lock,
-/// and `$15` the key space.
-fn claim_shared(table: &str) -> String {
+/// and `$15` the key space. With `waiters`, `$16` is true if the claim waits.
+fn claim_shared(table: &str, waiters: Option<&str>) -> String {
     let element_over = is_over("(e->>'until')::int8", "(e->>'ttl')::int8");
     let row_over = is_over(
         "(CASE WHEN isfinite(l.locked_until) THEN extract(epoch FROM l.locked_until) * 1000000 ELSE 0 END)::int8",
@@ -187,7 +264,7 @@ fn claim_shared(table: &str) -> String {
         &format!("coalesce((s.before->>'granted')::int8, {NOW})"),
     );
     let first = entry(EPOCH, "1", NOW);
-    let outcome = outcome(table, "$15");
+    let outcome = outcome(table, "$15", "$16", waiters);
     format!(
         "WITH taken AS ( \
              UPDATE {table} AS l SET \
@@ -230,7 +307,8 @@ pub(super) const MAX_SHARERS: i32 = 1_000;
 ///
 /// Rows that another transaction has locked are skipped, and reported as skipped: one locked row must not delay all the
 /// others.
-fn renew(table: &str) -> String {
+fn renew(table: &str, waiters: Option<&str>) -> String {
+    let awaited = waiters.map_or_else(|| "false".to_owned(), is_awaited);
     format!(
         "WITH asked AS ( \
              SELECT * FROM unnest($1::int2[], $2::text[], $3::int8[], $4::bytea[], $5::int8[]) \
@@ -247,7 +325,7 @@ fn renew(table: &str) -> String {
              RETURNING a.nth, {DURABLE} \
          ) \
          SELECT {NOW} AS now, a.nth, r.nth IS NOT NULL AS renewed, \
-                r.nth IS NULL AND k.key IS NULL AND l.key IS NOT NULL AS passed_over \
+                r.nth IS NULL AND k.key IS NULL AND l.key IS NOT NULL AS passed_over, {awaited} AS awaited \
          FROM asked AS a LEFT JOIN renewed AS r ON r.nth = a.nth \
               LEFT JOIN locked AS k ON k.space = a.space AND k.key = a.key \
               LEFT JOIN {table} AS l ON l.space = a.space AND l.key = a.key AND l.counter = a.number"
@@ -255,7 +333,10 @@ fn renew(table: &str) -> String {
 }
 
 /// Renews many shared holds. Rows are locked in the order of their keys, so that two such renewals cannot deadlock.
-fn renew_shared(table: &str) -> String {
+fn renew_shared(table: &str, waiters: Option<&str>) -> String {
+    let awaited = waiters.map_or_else(|| "false".to_owned(), is_awaited);
+    let awaited =
+        format!("(SELECT {awaited} FROM {table} AS l WHERE l.space = a.space AND l.key = a.key)");
     let asked = "unnest($1::int2[], $2::text[], $3::int8[], $4::bytea[], $5::int8[]) \
                  WITH ORDINALITY AS a (space, key, number, secret, ttl, nth)";
     let fits = "a.space = l.space AND a.key = l.key AND a.number = (e->>'number')::int8 \
@@ -280,7 +361,7 @@ fn renew_shared(table: &str) -> String {
          SELECT {NOW} AS now, a.nth, EXISTS ( \
                     SELECT FROM renewed AS l, jsonb_array_elements(l.holders) AS e \
                     WHERE {fits} AND (e->>'until')::int8 > {NOW}) AS renewed, \
-                false AS passed_over \
+                false AS passed_over, coalesce({awaited}, false) AS awaited \
          FROM {asked}"
     )
 }
@@ -334,27 +415,54 @@ fn free_shared(table: &str, channel: &str, condition: &str, fits: &str) -> Strin
     )
 }
 
-/// Reads the holders of keys: `$1` spaces, `$2` keys. A row without a key carries only the time.
-fn inspect(table: &str) -> String {
-    let shown = holder_rows(&format!(
-        "(SELECT * FROM {table} WHERE (space, key) IN (SELECT * FROM unnest($1::int2[], $2::text[])))"
-    ));
-    let shown = shown.replacen("SELECT l.key", "SELECT l.space, l.key", 1);
+/// Finds holds that exclude those of the request, as a question to another primary: `$1` spaces, `$2` keys, `$3`
+/// secrets of the request's holds, `$4` true for those that also exclude shared holds and slots.
+fn held(table: &str) -> String {
     format!(
-        "SELECT {NOW} AS now, s.* FROM (SELECT 1) AS always LEFT JOIN ({shown}) AS s ON true \
-         ORDER BY s.space, s.key, s.epoch, s.number"
+        "SELECT a.nth FROM unnest($1::int2[], $2::text[], $3::bytea[], $4::bool[]) \
+             WITH ORDINALITY AS a (space, key, secret, alone, nth) \
+         JOIN {table} AS l ON l.space = a.space AND l.key = a.key \
+         WHERE l.holders IS NULL AND l.locked_until > clock_timestamp() AND l.secret IS DISTINCT FROM a.secret \
+            OR a.alone AND EXISTS ( \
+                SELECT FROM jsonb_array_elements(l.holders) AS e \
+                WHERE (e->>'until')::int8 > {NOW} AND e->>'secret' IS DISTINCT FROM encode(a.secret, 'hex'))"
     )
 }
 
-/// Lists held keys: `$1` space, `$2` prefix, `$3` the key to continue after.
-fn list(table: &str) -> String {
-    let shown = holder_rows(&format!(
-        "(SELECT * FROM {table} WHERE space = $1 AND left(key, length($2)) = $2 AND key >= $2 \
-             AND ($3::text IS NULL OR key > $3) AND locked_until > clock_timestamp() ORDER BY key LIMIT 500)"
-    ));
-    let shown = shown.replacen("SELECT l.key", "SELECT l.space, l.key", 1);
+/// Reads the holders of keys, and then the waiters: `$1` spaces, `$2` keys. A row without a key carries only the time.
+fn inspect(table: &str, waiters: Option<&str>) -> String {
+    let rows = format!(
+        "SELECT * FROM {table} WHERE (space, key) IN (SELECT * FROM unnest($1::int2[], $2::text[]))"
+    );
+    shown(&rows, waiters)
+}
+
+/// Lists held keys with their waiters: `$1` space, `$2` prefix, `$3` the key to continue after. Rows as for
+/// [`inspect`].
+fn list(table: &str, waiters: Option<&str>) -> String {
+    let rows = format!(
+        "SELECT * FROM {table} WHERE space = $1 AND left(key, length($2)) = $2 AND key >= $2 \
+             AND ($3::text IS NULL OR key > $3) AND locked_until > clock_timestamp() ORDER BY key LIMIT 500"
+    );
+    shown(&rows, waiters)
+}
+
+/// SQL of the holders and the waiters of the keys in `rows`.
+fn shown(rows: &str, waiters: Option<&str>) -> String {
+    let holders = holder_rows("asked");
+    let holders = holders.replacen("SELECT l.key", "SELECT l.space, l.key, false AS waits", 1);
+    let waiting = waiters.map_or_else(String::new, |waiters| {
+        let (since, until) = (micros("w.since"), micros("w.until"));
+        format!(
+            " UNION ALL SELECT w.space, w.key, true, 0::int8, 0::int8, w.waiter_id, w.waiter_host, w.waiter_pid, \
+                    w.waiter_note, {since}, {until}, NULL::int4 \
+             FROM asked AS l JOIN {waiters} AS w ON {}",
+            waits_for("l")
+        )
+    });
     format!(
-        "SELECT {NOW} AS now, s.* FROM (SELECT 1) AS always LEFT JOIN ({shown}) AS s ON true \
-         ORDER BY s.space, s.key, s.epoch, s.number"
+        "WITH asked AS MATERIALIZED ({rows}) \
+         SELECT {NOW} AS now, s.* FROM (SELECT 1) AS always LEFT JOIN ({holders}{waiting}) AS s ON true \
+         ORDER BY s.space, s.key, s.waits, s.epoch, s.number, s.granted"
     )
 }

@@ -62,7 +62,7 @@ impl Watched for LeaseShared {
 
     async fn notify(&self, payload: &str, by: Time) -> Result<()> {
         let mut connection = self.connection(by).await?;
-        connection.query(&self.sql.notify, &[(&payload, Type::TEXT)], by).await.map(drop)
+        connection.query(&self.sql().notify, &[(&payload, Type::TEXT)], by).await.map(drop)
     }
 
     async fn read_versions(&self, names: &[WatchKey], by: Time) -> Result<PolledVersions> {
@@ -72,7 +72,7 @@ impl Watched for LeaseShared {
             (&spaces as &(dyn tokio_postgres::types::ToSql + Sync), Type::INT2_ARRAY),
             (&keys, Type::TEXT_ARRAY),
         ];
-        let (rows, reading) = self.ask(&self.sql.inspect, &parameters, by).await?;
+        let (rows, reading) = self.ask(|sql| &sql.inspect_holders, &parameters, by).await?;
         let Reading { sent, replied, db } = reading;
         let (mut next_end, mut found) = (None::<i64>, HashMap::<WatchKey, Vec<(i64, i64)>>::new());
         for shown in LeaseHolder::all(&rows) {

@@ -10,7 +10,7 @@ use super::options::{Address, Options};
 use super::shared::ServerShared;
 use super::wire::Protocol;
 use crate::store::Finding;
-use crate::store::examine::in_whole_units;
+use crate::units::in_whole_units;
 
 /// Name of the check that all addresses lead to one server.
 const ADDRESSES: &str = "addresses";

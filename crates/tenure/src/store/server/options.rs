@@ -155,7 +155,7 @@ impl Options {
             *slot = Some(path.into());
         }
         if self.cert.is_some() != self.key.is_some() {
-            return Err(invalid("cert and key belong together: give both or none"));
+            return Err(invalid("only one of cert and key is given: give both or neither"));
         }
         Ok(())
     }
