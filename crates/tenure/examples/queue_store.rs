@@ -181,7 +181,7 @@ impl Store for Table {
         let mut can = Capabilities::new(Liveness::Lease);
         can.queue = QueueKind::Fifo;
         can.ordered_tokens = true;
-        can.min_ttl = Duration::from_millis(500);
+        can.min_ttl = Duration::from_secs(1);
         can
     }
 
