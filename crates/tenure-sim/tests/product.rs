@@ -69,6 +69,15 @@ fn the_same_seed_gives_the_same_run() {
     }
 }
 
+/// In this run the rate of a client's clock changes while the client is stopped within a step. The clock must not stand
+/// still afterwards: the server would end a hold before its holder's deadline.
+#[test]
+fn a_clock_whose_rate_changes_during_a_stop_goes_on() {
+    if let Err(violation) = simulate_product(1_222_200) {
+        panic!("{violation}");
+    }
+}
+
 /// Always the same seeds: this test cannot fail by chance.
 #[test]
 fn every_kind_of_work_is_done_and_every_kind_of_fault_strikes() {

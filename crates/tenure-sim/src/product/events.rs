@@ -22,7 +22,7 @@ pub(super) fn handle(world: &Rc<ProductWorld>, event: WorldEvent) {
         WorldEvent::StartClient { client } => world.start_client(client),
         WorldEvent::StepServer => world.step_server(),
         WorldEvent::StartServer => world.start_server(),
-        WorldEvent::Fault(index) => world.begin_fault(world.plan.faults[index].fault),
+        WorldEvent::Fault(index) => world.strike_or_defer(index),
         WorldEvent::Told { connection, side, finish } => world.tell(connection, side, finish),
         WorldEvent::ReadAgain { client } => world.read_again(client),
         WorldEvent::PauseEnds { client } => {

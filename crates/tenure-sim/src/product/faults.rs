@@ -8,7 +8,22 @@ use super::plan::Fault;
 use super::world::{ProductWorld, WorldEvent, nanos, note};
 
 impl ProductWorld {
-    pub(super) fn begin_fault(self: &Rc<Self>, fault: Fault) {
+    /// Begins the fault with this number of the plan.
+    ///
+    /// A change of a clock's rate waits until its process continues. A stop within a step has read the clock of its own
+    /// end in advance, at the old rate: with another rate the clock would go back.
+    pub(super) fn strike_or_defer(self: &Rc<Self>, index: usize) {
+        let fault = self.plan.faults[index].fault;
+        if let Fault::SlewClient { client, .. } = fault {
+            let continues = self.process(client).paused_until.get();
+            if self.now.get() < continues {
+                return self.schedule(continues, WorldEvent::Fault(index));
+            }
+        }
+        self.begin_fault(fault);
+    }
+
+    fn begin_fault(self: &Rc<Self>, fault: Fault) {
         note!(self, "fault", "{fault:?}");
         let now = self.now.get();
         if self.strikes_at_once(fault) {
