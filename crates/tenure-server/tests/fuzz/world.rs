@@ -193,10 +193,8 @@ impl World<'_> {
         let peer = self.peers.remove(at);
         let orphans = self.claims.extract_if(|_, claim| claim.3 == owner).map(|(id, _)| id);
         self.orphans.extend(orphans);
-        let kept = match how {
-            Hangup::Aborted => self.draining || peer.keep,
-            Hangup::Finished => self.draining && self.engine.is_closing(owner),
-        };
+        let closed_first = how == Hangup::Finished && !self.engine.is_closing(owner);
+        let kept = !closed_first && (self.draining || peer.keep);
         if self.settings.auto_release && !kept {
             self.model.left(owner.id());
         }
