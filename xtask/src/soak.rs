@@ -84,6 +84,16 @@ const SOAKS: &[Entry] = &[
         },
     },
     Entry {
+        name: "schema",
+        about: "a table of a million rows with its own column names, changed and undone under load: the longest stall (-- ROWS)",
+        run: |rest| {
+            let rows = rest.first().map_or("1000000", String::as_str);
+            let mut cargo = stores_test("jobs");
+            cargo.args(["under_load", "--", "--nocapture"]).env("TENURE_SOAK_SCHEMA", rows);
+            command::show(&mut cargo)
+        },
+    },
+    Entry {
         name: "server",
         about: "ten million requests of random clients of the lock server (-- COUNT THREADS FIRST)",
         // Not a release build, so that an integer overflow panics.

@@ -194,7 +194,7 @@ Exit codes:
 /// Exit codes in the `--help` of `schema`.
 pub(crate) const SCHEMA: &str = "\
 Exit codes:
-  0    printed; with --apply: the tables exist and are compatible
+  0    printed; with --apply: the tables exist and are compatible, or with --undo: have nothing of tenure's any longer
   2    invalid arguments
   125  tenure failed: an error of the server, missing permissions, or an incompatible table";
 

@@ -20,6 +20,8 @@ mod killed;
 mod pg_server;
 #[path = "cli/queue.rs"]
 mod queue;
+#[path = "jobs/schema.rs"]
+mod schema;
 #[path = "../../tenure/tests/services/mod.rs"]
 mod services;
 #[allow(dead_code, reason = "shared with the tests of `run`")]

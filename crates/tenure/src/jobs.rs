@@ -34,6 +34,7 @@ mod heart;
 mod job;
 mod listener;
 mod manage;
+mod migration;
 mod notifications;
 mod options;
 mod queue;
@@ -46,17 +47,12 @@ mod summary;
 mod sweep;
 mod worker;
 
-use crate::store::pg::pool::Pool;
-use crate::store::pg::settings::Settings;
-use crate::store::pg::table::Table;
-use crate::store::pg::{incarnation, migrate};
-use crate::{Clock, Result};
-
 pub use checkpoints::detached::{CheckpointHandle, CheckpointRow};
 pub use checkpoints::{CheckpointClaim, CheckpointGuard, Checkpoints};
 pub use dead_claim::ClaimIdentity;
 pub use guard::JobGuard;
 pub use job::{Enqueued, Job, JobRow, NewJob};
+pub use migration::{Schema, SchemaPlan, SchemaStage, UndoOptions};
 pub use options::{DEFAULT_CHECKPOINTS_TABLE, DEFAULT_JOBS_TABLE, Options};
 pub use queue::{Queue, QueueBuilder};
 pub use set_aside::JobSetAside;
@@ -64,59 +60,3 @@ pub use summary::QueueSummary;
 pub use sweep::Swept;
 pub use tenure_core::jobs::JobState;
 pub use worker::{Failure, JobOutcome, Progress, Worker, WorkerStats};
-
-/// SQL that creates the tables, to apply or to hand to a database administrator.
-///
-/// ```
-/// let schema = tenure::jobs::Schema::of_queue("sync_jobs")?;
-/// assert!(schema.sql().contains("sync_jobs"));
-/// # Ok::<(), tenure::Error>(())
-/// ```
-#[derive(Clone, Debug)]
-pub struct Schema(String);
-
-impl Schema {
-    /// The SQL that creates the table of a queue, or adds missing columns and indexes.
-    ///
-    /// # Errors
-    ///
-    /// `Invalid` if the table name is invalid.
-    pub fn of_queue(table: &str) -> Result<Self> {
-        let table = Table::parse(table, "")?;
-        Ok(Self(format!("{}\n{}", schema::jobs(&table), incarnation::sql(&table))))
-    }
-
-    /// The SQL that creates the table of checkpoints, or adds missing columns and indexes.
-    ///
-    /// # Errors
-    ///
-    /// `Invalid` if the table name is invalid.
-    pub fn of_checkpoints(table: &str) -> Result<Self> {
-        let table = Table::parse(table, "")?;
-        Ok(Self(format!("{}\n{}", schema::checkpoints(&table), incarnation::sql(&table))))
-    }
-
-    /// The SQL text. It may run twice and in several sessions at once. It refuses a table with an unknown layout.
-    /// It also creates the table of the server's incarnation.
-    pub fn sql(&self) -> &str {
-        &self.0
-    }
-
-    /// Runs the SQL.
-    ///
-    /// # Errors
-    ///
-    /// `Misconfigured` if a table of that name has an unknown layout, or the server is a standby; `Denied` without the
-    /// right to create or change the table. In these cases nothing is changed.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future leaves the SQL either applied or not applied, nothing in between.
-    pub async fn apply(&self, url: &str) -> Result<()> {
-        let (settings, _) = Settings::parse(url, &["table", "poll", "prepare"])?;
-        let shown = settings.to_string();
-        let clock = Clock::system();
-        let pool = Pool::new(settings, clock.clone(), 1);
-        migrate::apply(&pool, &clock, &self.0).await.map_err(|error| error.at(shown))
-    }
-}

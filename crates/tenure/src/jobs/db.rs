@@ -16,6 +16,7 @@ use super::options::{
 };
 use crate::store::pg::access::TableAccess;
 use crate::store::pg::clock::{DbClock, NOW, Reading};
+use crate::store::pg::column_map::{ColumnMap, attributes};
 use crate::store::pg::connect::{Parameter, PlanRefusals};
 use crate::store::pg::failure;
 use crate::store::pg::incarnation::{self, FoundIncarnation, Incarnation};
@@ -305,12 +306,9 @@ fn last_chars(text: &str, limit: usize) -> String {
 
 /// SQL of the first query on every new connection: `$1` is the table. Its columns are null if there is no such table.
 fn greeting(required: &[RequiredColumn]) -> String {
-    let column = |value: &str| {
-        format!(
-            "(SELECT array_agg({value} ORDER BY attnum) FROM pg_attribute \
-              WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped)"
-        )
-    };
+    let attributes = attributes("to_regclass($1)");
+    let column =
+        |value: &str| format!("(SELECT array_agg({value} ORDER BY attnum) FROM {attributes} AS a)");
     format!(
         "SELECT {NOW} AS now, {VERSION} AS version, pg_is_in_recovery() AS is_standby, \
                 {} AS column_names, {} AS column_types, {} AS columns_not_null, {} AS column_chars, \
@@ -322,7 +320,7 @@ fn greeting(required: &[RequiredColumn]) -> String {
         column("attnotnull"),
         column("CASE WHEN atttypid = 'varchar'::regtype AND atttypmod >= 4 THEN atttypmod - 4 END"),
         column("atthasdef OR attidentity <> ''"),
-        problems("to_regclass($1)", required),
+        problems("to_regclass($1)", required, &ColumnMap::default()),
         incarnation::query_columns("$1")
     )
 }

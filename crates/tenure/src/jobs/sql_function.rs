@@ -20,12 +20,17 @@ pub(super) fn usage(table: &Table, function: &str) -> String {
     )
 }
 
-/// SQL that creates the function unless there is one of that name.
+/// SQL of a script that creates the function unless there is one of that name.
 pub(super) fn create(table: &Table, function: &str) -> String {
+    let definition = definition(table, function);
+    format!("    IF to_regproc('{function}') IS NULL THEN\n        {definition};\n    END IF;\n")
+}
+
+/// SQL that creates the function.
+pub(super) fn definition(table: &Table, function: &str) -> String {
     let (quoted, channel) = (table.quoted(), table.channel());
     format!(
-        "    IF to_regproc('{function}') IS NULL THEN
-        CREATE FUNCTION {function}(payload {quoted}.payload%TYPE DEFAULT NULL, priority integer DEFAULT 0,
+        "CREATE FUNCTION {function}(payload {quoted}.payload%TYPE DEFAULT NULL, priority integer DEFAULT 0,
             delay interval DEFAULT '0', max_attempts integer DEFAULT {MAX_ATTEMPTS}, unique_key text DEFAULT NULL)
             RETURNS {quoted}.id%TYPE LANGUAGE plpgsql AS $add$
         #variable_conflict use_column
@@ -53,8 +58,6 @@ pub(super) fn create(table: &Table, function: &str) -> String {
                 END IF;
             END LOOP;
         END
-        $add$;
-    END IF;
-"
+        $add$"
     )
 }

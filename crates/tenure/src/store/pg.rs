@@ -3,6 +3,7 @@
 pub(crate) mod access;
 mod channel_binding;
 pub(crate) mod clock;
+pub(crate) mod column_map;
 pub(crate) mod connect;
 pub(crate) mod denial;
 pub(crate) mod dial;

@@ -12,6 +12,8 @@ mod input;
 #[allow(dead_code, reason = "shared with the tests of advisory locks")]
 #[path = "../pg_advisory/link.rs"]
 mod link;
+mod live;
+mod mapped;
 mod plain;
 mod prepared;
 mod queue;

@@ -10,7 +10,7 @@ use crate::services;
 use crate::support::{Scene, job, until, with_scene, work_off};
 
 /// The finding of `tenure doctor` about tables of jobs.
-async fn doctor(scene: &Scene) -> Finding {
+pub(crate) async fn doctor(scene: &Scene) -> Finding {
     let join = if scene.url.contains('?') { '&' } else { '?' };
     let url = format!("{}{join}table={}.locks", scene.url, scene.schema);
     let store = tenure::PgLeaseStore::open(&url).unwrap();

@@ -321,7 +321,7 @@ BEGIN
     IF pg_has_role((SELECT relowner FROM pg_class WHERE oid = to_regclass(name)), 'USAGE') THEN
         FOR role IN SELECT DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END
             FROM pg_class AS c, aclexplode(coalesce(c.relacl, acldefault('r', c.relowner))) AS a
-            WHERE a.privilege_type = 'UPDATE' AND c.relkind IN ('r', 'p')
+            WHERE a.privilege_type = 'UPDATE' AND (c.relkind IN ('r', 'p') OR c.oid = beside)
                 AND c.relnamespace = (SELECT b.relnamespace FROM pg_class AS b WHERE b.oid = beside)
                 AND (c.oid = beside OR obj_description(c.oid, 'pg_class') LIKE 'tenure %' OR EXISTS (
                     SELECT FROM pg_attribute AS t WHERE t.attrelid = c.oid AND t.attname = 'locked_until'))

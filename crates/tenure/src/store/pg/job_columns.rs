@@ -1,5 +1,6 @@
 //! Columns of the tables of jobs and checkpoints: their definitions, and the check of tables that exist.
 
+use super::column_map::{ColumnMap, attributes};
 #[cfg(feature = "jobs")]
 use super::table::Table;
 
@@ -78,15 +79,17 @@ pub(crate) const CHECKPOINTS: &[RequiredColumn] = &[
 /// Version of the trigger, as its comment. A trigger of another version is replaced.
 pub(crate) const TRIGGER_VERSION: &str = "tenure: counts claims, version 2";
 
-/// SQL query of the problems of a table's columns, one row each. `table` is SQL for its oid. Missing columns are no
-/// problem: they can be added.
-pub(crate) fn problems(table: &str, columns: &[RequiredColumn]) -> String {
+/// SQL query of the problems of a table's columns, one row each. `table` is SQL for its oid, or for that of a view of
+/// ours. Missing columns are no problem: they can be added.
+pub(crate) fn problems(table: &str, columns: &[RequiredColumn], map: &ColumnMap) -> String {
     let row = |column: &RequiredColumn| {
         let types: Vec<String> = column.types.iter().map(|kind| format!("'{kind}'")).collect();
         let RequiredColumn { name, min_chars, not_null, .. } = column;
+        let name = map.name(name);
         format!("('{name}', ARRAY[{}], {min_chars}, {not_null})", types.join(", "))
     };
     let required = columns.iter().map(row).collect::<Vec<_>>().join(", ");
+    let attributes = attributes(table);
     format!(
         "SELECT CASE
             WHEN format_type(a.atttypid, NULL) <> ALL (k.kinds) THEN
@@ -96,9 +99,8 @@ pub(crate) fn problems(table: &str, columns: &[RequiredColumn]) -> String {
                 format('the column %s holds %s characters, and %s are needed', a.attname, a.atttypmod - 4, k.chars)
             WHEN k.not_null AND NOT a.attnotnull THEN format('the column %s may be null', a.attname)
             END AS problem
-        FROM pg_attribute AS a
-            JOIN (VALUES {required}) AS k (name, kinds, chars, not_null) ON k.name = a.attname
-        WHERE a.attrelid = {table} AND a.attnum > 0 AND NOT a.attisdropped"
+        FROM {attributes} AS a
+            JOIN (VALUES {required}) AS k (name, kinds, chars, not_null) ON k.name = a.attname"
     )
 }
 

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use tenure_core::Time;
+
+use super::connect::PgConnection;
 use super::durable::DURABLE;
 use super::failure;
 use super::pool::Pool;
@@ -22,6 +25,12 @@ const MIGRATION_TIMEOUT: Duration = Duration::from_secs(600);
 pub(crate) async fn apply(pool: &Pool, clock: &Clock, sql: &str) -> Result<()> {
     let by = clock.now() + MIGRATION_TIMEOUT;
     let mut connection = pool.take(by).await?;
+    check_server(&mut connection, by).await?;
+    run(&mut connection, sql, by).await
+}
+
+/// Refuses a server that is too old or read-only.
+pub(crate) async fn check_server(connection: &mut PgConnection, by: Time) -> Result<()> {
     let question = format!("SELECT pg_is_in_recovery() AS is_standby, {VERSION} AS version");
     if let Some(server) = connection.query(&question, &[], by).await?.first() {
         version::check(server.get("version"))?;
@@ -29,12 +38,17 @@ pub(crate) async fn apply(pool: &Pool, clock: &Clock, sql: &str) -> Result<()> {
             return Err(failure::standby(false));
         }
     }
+    Ok(())
+}
+
+/// Runs `sql` in one transaction, on a server that was checked.
+pub(crate) async fn run(connection: &mut PgConnection, sql: &str, by: Time) -> Result<()> {
     // One message is one transaction. The setting lasts until its end, so the commit is durable.
     connection.run(&format!("SELECT {DURABLE}; {sql}"), by).await.map_err(explain)
 }
 
 /// Converts a refusal by our own SQL to `Misconfigured`.
-fn explain(error: Error) -> Error {
+pub(crate) fn explain(error: Error) -> Error {
     let refusal = std::error::Error::source(&error)
         .and_then(|source| source.downcast_ref::<tokio_postgres::Error>())
         .and_then(tokio_postgres::Error::as_db_error)

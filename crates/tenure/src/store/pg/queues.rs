@@ -2,15 +2,18 @@
 
 use tokio_postgres::SimpleQueryRow;
 
+use super::column_map::{self, ColumnMap};
 use super::job_columns::{CHECKPOINTS, JOBS, TRIGGER_VERSION, problems};
 use super::table::Table;
 use crate::store::Finding;
 
-/// SQL for [`finding`]: tables with the columns of a queue or of checkpoints, in the schema of `locks` or on the search
-/// path. Each row has the name, the problems of its columns, whether it is a partitioned queue, and, if `tenure schema`
+/// SQL for [`finding`]: tables with the columns of a queue or of checkpoints, or views with tenure's names of them, in
+/// the schema of `locks` or on the search path. Each row has the name, the problems of its columns, whether it is a partitioned queue, and, if `tenure schema`
 /// was applied, the first table among it and those that inherit from it whose trigger is missing or of another version.
 pub(crate) fn query(locks: &Table) -> String {
-    let (queue, chunks) = (problems("c.oid", JOBS), problems("c.oid", CHECKPOINTS));
+    let same = ColumnMap::default();
+    let (queue, chunks) = (problems("c.oid", JOBS, &same), problems("c.oid", CHECKPOINTS, &same));
+    let (map, table) = (column_map::map_of("c.oid"), column_map::table_of("c.oid"));
     let has = |columns: &[&str]| {
         format!(
             "(SELECT count(*) FROM pg_attribute AS a WHERE a.attrelid = c.oid AND NOT a.attisdropped \
@@ -22,14 +25,15 @@ pub(crate) fn query(locks: &Table) -> String {
     format!(
         "\
 WITH RECURSIVE found AS ( \
-    SELECT c.oid, c.relkind, {} AS is_queue, {} AS is_ours FROM pg_class AS c \
-    WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition \
+    SELECT c.oid, CASE c.relkind WHEN 'v' THEN {table} ELSE c.oid END AS base, c.relkind, {} AS is_queue, {} AS is_ours \
+    FROM pg_class AS c \
+    WHERE (c.relkind IN ('r', 'p') OR c.relkind = 'v' AND ({map}) IS NOT NULL) AND NOT c.relispartition \
         AND NOT EXISTS (SELECT FROM pg_inherits AS up WHERE up.inhrelid = c.oid) \
         AND (pg_table_is_visible(c.oid) OR c.relnamespace = \
              (SELECT l.relnamespace FROM pg_class AS l WHERE l.oid = to_regclass('{}'))) \
         AND ({} OR {}) \
 ), tree AS ( \
-    SELECT f.oid AS root, f.oid FROM found AS f \
+    SELECT f.oid AS root, f.base AS oid FROM found AS f \
     UNION SELECT t.root, i.inhrelid FROM pg_inherits AS i JOIN tree AS t ON t.oid = i.inhparent \
 ) \
 SELECT c.oid::regclass AS queue, c.is_queue::int AS is_queue, c.is_ours::int AS is_ours, (c.relkind = 'p' AND c.is_queue)::int AS is_partitioned, \

@@ -98,6 +98,12 @@ impl Table {
     }
 }
 
+/// Parses the name of a column, as in SQL. Returns it without its quotes.
+#[cfg(feature = "jobs")]
+pub(super) fn parse_column(text: &str) -> Option<&str> {
+    identifier(text).filter(|(_, rest)| rest.is_empty()).map(|(name, _)| name)
+}
+
 /// The identifier at the start of a text, without its quotes, and the rest of the text.
 fn identifier(text: &str) -> Option<(&str, &str)> {
     if let Some(quoted) = text.strip_prefix('"') {
