@@ -204,7 +204,7 @@ impl TableDefinition {
         )
     }
 
-    /// SQL query of a key that two rows have, in a table and in one that inherits from it; no row if there is none. No
+    /// SQL query of a key that two rows have, in a table and in one that inherits from it. The answer is empty if all keys differ. No
     /// index of PostgreSQL prevents such duplicates, and a worker that completes one row would complete the other as
     /// well.
     pub(super) fn duplicates(&self, quoted: &str, map: &ColumnMap) -> String {

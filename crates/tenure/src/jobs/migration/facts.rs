@@ -10,7 +10,7 @@ use crate::store::pg::connect::PgConnection;
 use crate::store::pg::incarnation;
 use crate::{Error, ErrorKind, Result};
 
-/// Ends of the names of functions of a table: the one that enqueues, and that of the trigger.
+/// Ends of the names of functions of a table: `add` enqueues, `claimed` is called by the trigger.
 const FUNCTIONS: [&str; 2] = ["add", "claimed"];
 
 /// An existing table.
