@@ -36,6 +36,7 @@ mod listener;
 mod manage;
 mod migration;
 mod notifications;
+mod optional_columns;
 mod options;
 mod queue;
 mod schema;

@@ -326,13 +326,20 @@ struct JobLine<'a> {
     locked_by: Option<&'a str>,
     lease_token: i64,
     unique_key: Option<&'a str>,
+    group_key: Option<&'a str>,
+    progress: Option<&'a str>,
     error: Option<&'a str>,
     payload: Option<&'a RawValue>,
+    result: Option<&'a RawValue>,
+    meta: Option<&'a RawValue>,
 }
 
 impl<'a> JobLine<'a> {
     fn of(job: &'a JobRow) -> Self {
         let time = |at: Option<SystemTime>| at.and_then(humanize::rfc3339);
+        let json = |text: &'a Option<String>| {
+            text.as_deref().and_then(|text| serde_json::from_str(text).ok())
+        };
         Self {
             id: &job.id,
             state: job.state.to_string(),
@@ -346,8 +353,12 @@ impl<'a> JobLine<'a> {
             locked_by: job.locked_by.as_deref(),
             lease_token: job.lease_token,
             unique_key: job.unique_key.as_deref(),
+            group_key: job.group_key.as_deref(),
+            progress: job.progress.as_deref(),
             error: job.error.as_deref(),
-            payload: job.payload.as_deref().and_then(|text| serde_json::from_str(text).ok()),
+            payload: json(&job.payload),
+            result: json(&job.result),
+            meta: json(&job.meta),
         }
     }
 }

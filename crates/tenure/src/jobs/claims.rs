@@ -322,6 +322,7 @@ impl QueueShared {
         let data = JobData {
             id,
             payload: row.payload,
+            meta: row.meta,
             attempt: row.attempt,
             max_attempts: row.max_attempts,
             number,
@@ -380,6 +381,7 @@ struct ClaimedRow {
     /// True if a claim can resume at this position.
     can_resume: bool,
     payload: String,
+    meta: Option<String>,
     attempt: u32,
     max_attempts: Option<u32>,
     number: i64,
@@ -403,6 +405,7 @@ impl ClaimedRow {
             },
             can_resume: column::<Option<bool>>(row, "can_resume")?.unwrap_or_default(),
             payload: payload.unwrap_or_else(|| "null".to_owned()),
+            meta: column(row, "meta")?,
             attempt: count(column(row, "attempts")?),
             max_attempts: column::<Option<i32>>(row, "max_attempts")?.map(count),
             number,

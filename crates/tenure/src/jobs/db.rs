@@ -42,6 +42,8 @@ pub(super) struct TableColumn {
     pub(super) max_chars: Option<i32>,
     /// True if the database fills in a value for rows that have none.
     pub(super) has_default: bool,
+    /// True if the database computes the value: it cannot be written.
+    pub(super) is_generated: bool,
 }
 
 #[derive(Debug)]
@@ -187,21 +189,32 @@ impl JobDb {
             (greeting.get("column_types"), greeting.get("columns_not_null"));
         let (chars, defaults): (Vec<Option<i32>>, Vec<bool>) =
             (greeting.get("column_chars"), greeting.get("columns_with_default"));
+        let generated: Vec<bool> = greeting.get("columns_generated");
         let facts = kinds.into_iter().zip(filled).zip(chars.into_iter().zip(defaults));
-        let facts = facts.map(|((kind, filled), (max_chars, has_default))| TableColumn {
-            kind,
-            may_be_null: !filled,
-            max_chars,
-            has_default,
+        let facts = facts.zip(generated);
+        let facts = facts.map(|(((kind, filled), (max_chars, has_default)), is_generated)| {
+            TableColumn { kind, may_be_null: !filled, max_chars, has_default, is_generated }
         });
         let columns: TableColumns = names.into_iter().zip(facts).collect();
-        match self.required.iter().find(|column| !columns.contains_key(column.name)) {
+        let mut required = self.required.iter().filter(|column| !column.optional);
+        match required.find(|column| !columns.contains_key(column.name)) {
             Some(column) => misconfigured(format!(
                 "the table {table} has no column {}: run `{command}`, which adds it",
                 column.name
             )),
             None => Ok(columns),
         }
+    }
+
+    /// Error of a feature whose optional column the table lacks.
+    pub(super) fn column_is_missing(&self, column: &str) -> Error {
+        let message = format!(
+            "the table {} has no column {column} that tenure can use: run `{}`, which adds it, unless the table has \
+             another column of this name",
+            self.table.shown(),
+            self.schema_command()
+        );
+        Error::new(ErrorKind::Misconfigured, message)
     }
 
     /// The command that creates or extends the table.
@@ -312,7 +325,7 @@ fn greeting(required: &[RequiredColumn]) -> String {
     format!(
         "SELECT {NOW} AS now, {VERSION} AS version, pg_is_in_recovery() AS is_standby, \
                 {} AS column_names, {} AS column_types, {} AS columns_not_null, {} AS column_chars, \
-                {} AS columns_with_default, \
+                {} AS columns_with_default, {} AS columns_generated, \
                 (SELECT string_agg(problem, ', ') FROM ({}) AS problems) AS problems, \
                 pg_backend_pid() AS pid, {}",
         column("attname::text"),
@@ -320,6 +333,7 @@ fn greeting(required: &[RequiredColumn]) -> String {
         column("attnotnull"),
         column("CASE WHEN atttypid = 'varchar'::regtype AND atttypmod >= 4 THEN atttypmod - 4 END"),
         column("atthasdef OR attidentity <> ''"),
+        column("attgenerated <> ''"),
         problems("to_regclass($1)", required, &ColumnMap::default()),
         incarnation::query_columns("$1")
     )

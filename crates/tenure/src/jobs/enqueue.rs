@@ -16,7 +16,9 @@ impl QueueShared {
     /// Enqueues jobs in one statement, and returns one result per job in their order.
     pub(super) async fn enqueue(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
         let values = JobValues::of(jobs);
-        let sent = self.db.ask(&self.sql.enqueue, &values.parameters(), self.db.by()).await;
+        let extended = self.needs_optional_columns(jobs)?;
+        let sql = if extended { &self.sql.enqueue_extended } else { &self.sql.enqueue };
+        let sent = self.db.ask(sql, &values.parameters(extended), self.db.by()).await;
         let new = NewIds::read(&sent?.0);
         self.restart_scan();
         let known = match new.keys_to_look_up(jobs) {
@@ -38,7 +40,9 @@ impl QueueShared {
     ) -> Result<Vec<Enqueued>> {
         let explain = |error| failure::explain(error, RequestStage::Asking);
         let values = JobValues::of(jobs);
-        let sent = transaction.query_typed(&self.sql.enqueue_in, &values.parameters()).await;
+        let extended = self.needs_optional_columns(jobs)?;
+        let sql = if extended { &self.sql.enqueue_extended_in } else { &self.sql.enqueue_in };
+        let sent = transaction.query_typed(sql, &values.parameters(extended)).await;
         let new = NewIds::read(&sent.map_err(explain)?);
         let known = match new.keys_to_look_up(jobs) {
             None => HashMap::new(),
@@ -50,6 +54,19 @@ impl QueueShared {
         };
         new.results(jobs, &known)
     }
+
+    /// True if a job has a value of an optional column. Fails if the table has no such column.
+    fn needs_optional_columns(&self, jobs: &[NewJob]) -> Result<bool> {
+        let grouped = jobs.iter().any(|job| job.group_key.is_some());
+        let described = jobs.iter().any(|job| job.meta.is_some());
+        if grouped && !self.optional.group_key {
+            return Err(self.db.column_is_missing("group_key"));
+        }
+        if described && self.optional.meta.is_none() {
+            return Err(self.db.column_is_missing("meta"));
+        }
+        Ok(grouped || described)
+    }
 }
 
 /// Jobs as the columns of one statement.
@@ -60,6 +77,8 @@ struct JobValues<'a> {
     attempts: Vec<i32>,
     keys: Vec<Option<&'a str>>,
     notify: bool,
+    groups: Vec<Option<&'a str>>,
+    metadata: Vec<Option<String>>,
 }
 
 impl<'a> JobValues<'a> {
@@ -71,18 +90,26 @@ impl<'a> JobValues<'a> {
             attempts: jobs.iter().map(|job| job.max_attempts).collect(),
             keys: jobs.iter().map(|job| job.unique_key.as_deref()).collect(),
             notify: jobs.iter().any(|job| job.delay.is_zero()),
+            groups: jobs.iter().map(|job| job.group_key.as_deref()).collect(),
+            metadata: jobs.iter().map(|job| job.meta.as_ref().map(ToString::to_string)).collect(),
         }
     }
 
-    fn parameters(&self) -> [Parameter<'_>; 6] {
-        [
+    /// Parameters of the statement that enqueues, and with `extended` those of optional columns.
+    fn parameters(&self, extended: bool) -> Vec<Parameter<'_>> {
+        let mut parameters: Vec<Parameter<'_>> = vec![
             (&self.payloads, Type::TEXT_ARRAY),
             (&self.priorities, Type::INT4_ARRAY),
             (&self.delays, Type::INT8_ARRAY),
             (&self.attempts, Type::INT4_ARRAY),
             (&self.keys, Type::TEXT_ARRAY),
             (&self.notify, Type::BOOL),
-        ]
+        ];
+        if extended {
+            parameters.push((&self.groups, Type::TEXT_ARRAY));
+            parameters.push((&self.metadata, Type::TEXT_ARRAY));
+        }
+        parameters
     }
 }
 

@@ -20,8 +20,10 @@ use crate::{Clock, Error, ErrorKind, Result};
 
 /// Maximum size of a payload in bytes. Larger data belongs elsewhere, with a reference to it in the payload.
 pub(super) const MAX_PAYLOAD: usize = 1 << 20;
-/// Maximum length of a unique key in bytes.
+/// Maximum length of a unique key, and of the name of a group, in bytes.
 const MAX_KEY: usize = 500;
+/// Maximum size of metadata in bytes.
+const MAX_META: usize = 16 << 10;
 /// Maximum delay.
 const MAX_DELAY: Duration = Duration::from_secs(100 * 366 * 24 * 60 * 60);
 
@@ -46,6 +48,9 @@ pub struct NewJob {
     pub(super) delay: Duration,
     pub(super) max_attempts: i32,
     pub(super) unique_key: Option<String>,
+    pub(super) group_key: Option<String>,
+    /// A JSON object.
+    pub(super) meta: Option<serde_json::Value>,
 }
 
 impl NewJob {
@@ -72,6 +77,8 @@ impl NewJob {
             delay: Duration::ZERO,
             max_attempts: MAX_ATTEMPTS,
             unique_key: None,
+            group_key: None,
+            meta: None,
         })
     }
 
@@ -111,6 +118,31 @@ impl NewJob {
         Self { unique_key: Some(key.into()), ..self }
     }
 
+    /// Sets the group of the job, stored in the column `group_key`: a customer, a host, anything that jobs have in common.
+    #[must_use]
+    pub fn group_key(self, group: impl Into<String>) -> Self {
+        Self { group_key: Some(group.into()), ..self }
+    }
+
+    /// Sets metadata of the job: a JSON object about the job itself, apart from its payload. A handler reads it with
+    /// [`Job::meta`].
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if the text is no JSON object, or is longer than 16 KiB.
+    pub fn meta(self, text: &str) -> Result<Self> {
+        if text.len() > MAX_META {
+            let message =
+                format!("the metadata has {} bytes, the maximum is {MAX_META}", text.len());
+            return Err(invalid(&message));
+        }
+        match serde_json::from_str::<serde_json::Value>(text) {
+            Ok(meta) if meta.is_object() => Ok(Self { meta: Some(meta), ..self }),
+            Ok(_) => Err(invalid("the metadata is no JSON object")),
+            Err(error) => Err(invalid("the metadata is not JSON").because(error)),
+        }
+    }
+
     pub(super) fn check(&self) -> Result<()> {
         if self.max_attempts < 1 {
             return Err(invalid("a job with 0 attempts never runs: give at least 1"));
@@ -118,13 +150,16 @@ impl NewJob {
         if self.delay > MAX_DELAY {
             return Err(invalid("the delay is longer than a hundred years"));
         }
-        match &self.unique_key {
-            Some(key) if key.is_empty() || key.len() > MAX_KEY || key.contains('\0') => {
-                let message = format!("the unique key must have 1 to {MAX_KEY} bytes and no NUL");
-                Err(invalid(&message))
+        for (key, what) in [(&self.unique_key, "unique key"), (&self.group_key, "group key")] {
+            if key
+                .as_ref()
+                .is_some_and(|key| !(1..=MAX_KEY).contains(&key.len()) || key.contains('\0'))
+            {
+                let message = format!("the {what} must have 1 to {MAX_KEY} bytes and no NUL");
+                return Err(invalid(&message));
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 }
 
@@ -146,6 +181,7 @@ pub struct Job(pub(super) Arc<JobData>);
 pub(super) struct JobData {
     pub(super) id: String,
     pub(super) payload: String,
+    pub(super) meta: Option<String>,
     pub(super) attempt: u32,
     pub(super) max_attempts: Option<u32>,
     pub(super) number: i64,
@@ -177,6 +213,11 @@ impl Job {
             invalid(&format!("the payload of job {} has another type than expected", self.id()))
                 .because(error)
         })
+    }
+
+    /// Metadata as JSON text; `None` if the job has none, or the table has no column `meta`.
+    pub fn meta(&self) -> Option<&str> {
+        self.0.meta.as_deref()
     }
 
     /// Number of this attempt, from 1.
@@ -333,6 +374,14 @@ pub struct JobRow {
     pub lease_token: i64,
     /// Unique key, if the job has one.
     pub unique_key: Option<String>,
+    /// Group, if the job has one.
+    pub group_key: Option<String>,
+    /// Last progress that its worker reported.
+    pub progress: Option<String>,
+    /// Result of the completed job, as JSON text.
+    pub result: Option<String>,
+    /// Metadata, as JSON text.
+    pub meta: Option<String>,
 }
 
 impl JobRow {
@@ -369,6 +418,10 @@ impl JobRow {
             max_attempts: row.get("max_attempts"),
             lease_token: row.get("lease_token"),
             unique_key: text("unique_key"),
+            group_key: text("group_key"),
+            progress: text("progress"),
+            result: text("result"),
+            meta: text("meta"),
         }
     }
 }
@@ -413,6 +466,14 @@ mod tests {
         assert!(job.clone().max_attempts(0).check().is_err());
         assert!(job.clone().delay(Duration::MAX).check().is_err());
         assert!(job.clone().unique_key("").check().is_err());
-        assert!(job.unique_key("x".repeat(501)).check().is_err());
+        assert!(job.clone().unique_key("x".repeat(501)).check().is_err());
+        assert!(job.clone().group_key("a\0").check().is_err());
+        for meta in ["", "7", "[]", "{", &format!("{{\"a\": \"{}\"}}", "x".repeat(MAX_META))] {
+            assert_eq!(
+                job.clone().meta(meta).unwrap_err().kind(),
+                ErrorKind::Invalid,
+                "{meta:.20}"
+            );
+        }
     }
 }

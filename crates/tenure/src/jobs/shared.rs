@@ -16,6 +16,7 @@ use super::db::JobDb;
 use super::heart::{Holds, RowName, Rows, Ticket};
 use super::job::Job;
 use super::notifications::JobNotifications;
+use super::optional_columns::OptionalColumns;
 use super::options::Options;
 use super::set_aside::RowsSetAside;
 use super::sql::{JobStatements, JobTable};
@@ -47,6 +48,8 @@ pub(super) struct QueueShared {
     pub(super) set_aside: RowsSetAside,
     /// Outage of the server, as workers and renewals see it.
     pub(super) outage: OutageMonitor,
+    /// Optional columns that the table has.
+    pub(super) optional: OptionalColumns,
 }
 
 /// A caller that waits for jobs.
@@ -99,6 +102,7 @@ impl QueueShared {
         let shape = shape.clone();
         db.fit_worker(&shape);
         let kind = |column: &str| shape.get(column).map_or("text", |column| &column.kind);
+        let optional = OptionalColumns::of(&shape);
         let sql = JobStatements::new(JobTable {
             table: &db.table,
             id: kind("id"),
@@ -108,6 +112,7 @@ impl QueueShared {
             makes_ids: shape.get("id").is_some_and(|id| {
                 !id.has_default && ["uuid", "text", "character varying"].contains(&&*id.kind)
             }),
+            optional,
         });
         let holds = Holds::new(db.lease, db.clock.clone());
         let shared = Arc::new(Self {
@@ -125,6 +130,7 @@ impl QueueShared {
             unanswered_claim: AtomicBool::new(false),
             set_aside,
             outage,
+            optional,
             db,
         });
         // Exported as 0 from the start: a counter that first appears with a value of 1 shows no increase on dashboards.

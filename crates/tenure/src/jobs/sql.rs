@@ -15,9 +15,12 @@
 //! # Ok(()) }
 //! ```
 
+use std::fmt::Write as _;
+
 use tenure_core::jobs::DELAYED_HOLDER;
 
 use super::db::invalid;
+use super::optional_columns::OptionalColumns;
 use crate::Result;
 use crate::store::pg::clock::NOW;
 use crate::store::pg::durable::{DURABLE, durable};
@@ -60,6 +63,8 @@ pub(super) struct JobTable<'a> {
     pub(super) error_chars: Option<i32>,
     /// True if the database makes no ids, so that statements must.
     pub(super) makes_ids: bool,
+    /// Optional columns that the table has.
+    pub(super) optional: OptionalColumns,
 }
 
 impl JobTable<'_> {
@@ -80,6 +85,9 @@ pub(super) struct JobStatements {
     pub(super) enqueue: String,
     /// For a transaction of the caller, which decides itself how durable its commit is.
     pub(super) enqueue_in: String,
+    /// Like `enqueue`, for jobs with values of optional columns.
+    pub(super) enqueue_extended: String,
+    pub(super) enqueue_extended_in: String,
     pub(super) existing: String,
     pub(super) claim: String,
     pub(super) claim_on: String,
@@ -120,8 +128,10 @@ impl JobStatements {
         let table = table.quoted();
         let not_aside = format!("AND t.id <> ALL ($4::text[]::{id}[]) ");
         Self {
-            enqueue: enqueue(&jobs, &format!(", {DURABLE}")),
-            enqueue_in: enqueue(&jobs, ""),
+            enqueue: enqueue(&jobs, OptionalColumns::default(), &format!(", {DURABLE}")),
+            enqueue_in: enqueue(&jobs, OptionalColumns::default(), ""),
+            enqueue_extended: enqueue(&jobs, jobs.optional, &format!(", {DURABLE}")),
+            enqueue_extended_in: enqueue(&jobs, jobs.optional, ""),
             existing: format!(
                 "SELECT {NOW} AS now, t.id::text AS id, t.unique_key FROM {table} AS t \
                  WHERE t.unique_key = ANY ($1::text[]) AND {OPEN}"
@@ -155,11 +165,14 @@ impl JobStatements {
                 "SELECT {NOW} AS now, t.completed_at IS NOT NULL AS completed, t.failed_at IS NOT NULL AS failed, t.locked_by \
                  FROM {table} AS t WHERE t.id = $1::text::{id} AND t.lease_token = $2"
             ),
-            show: format!("SELECT {} FROM {table} AS t WHERE t.id = $1::text::{id}", row_columns()),
-            list: list(&table, id),
+            show: format!(
+                "SELECT {} FROM {table} AS t WHERE t.id = $1::text::{id}",
+                row_columns(&jobs)
+            ),
+            list: list(&jobs),
             counts: counts(&table),
-            running: running(&table),
-            failures: failures(&table),
+            running: running(&jobs),
+            failures: failures(&jobs),
             requeue: requeue(&table, id, &channel),
             cancel: durable(&cancel(&table, id, jobs.error_chars)),
             remove: format!(
@@ -312,8 +325,9 @@ fn clean_up(table: &str, id: &str) -> String {
 }
 
 /// Inserts jobs: `$1` payloads, `$2` priorities, `$3` delays, `$4` maximum attempts, `$5` keys, `$6` true to notify
-/// workers. The server sends one notification when the transaction commits, however often it enqueues.
-fn enqueue(jobs: &JobTable<'_>, durable: &str) -> String {
+/// workers, and `$7` groups and `$8` metadata, which are ignored unless `optional` has their columns. The server sends one
+/// notification when the transaction commits, however often it enqueues.
+fn enqueue(jobs: &JobTable<'_>, optional: OptionalColumns, durable: &str) -> String {
     let JobTable { payload, id, .. } = jobs;
     let (table, channel) = (jobs.table.quoted(), channel(jobs.table));
     let (id_column, new_id) = if jobs.makes_ids {
@@ -321,15 +335,25 @@ fn enqueue(jobs: &JobTable<'_>, durable: &str) -> String {
     } else {
         ("", String::new())
     };
+    let extras = optional.enqueued();
+    let (arrays, names) = match extras[..] {
+        [] => ("", ""),
+        _ => (", $7::text[], $8::text[]", "group_key, meta, "),
+    };
+    let (mut columns, mut values) = (String::new(), String::new());
+    for (column, kind) in extras {
+        let _ = write!(columns, ", {column}");
+        let _ = write!(values, ", a.{column}::{kind}");
+    }
     format!(
         "WITH asked AS ( \
-             SELECT * FROM unnest($1::text[], $2::int4[], $3::int8[], $4::int4[], $5::text[]) \
-                 WITH ORDINALITY AS a (payload, priority, delay, most, key, nth) \
+             SELECT * FROM unnest($1::text[], $2::int4[], $3::int8[], $4::int4[], $5::text[]{arrays}) \
+                 WITH ORDINALITY AS a (payload, priority, delay, most, key, {names}nth) \
          ), made AS ( \
-             INSERT INTO {table} AS t ({id_column}payload, priority, created_at, max_attempts, unique_key, locked_until, locked_by) \
+             INSERT INTO {table} AS t ({id_column}payload, priority, created_at, max_attempts, unique_key, locked_until, locked_by{columns}) \
              SELECT {new_id}a.payload::{payload}, a.priority, clock_timestamp(), a.most, a.key, \
                     CASE WHEN a.delay > 0 THEN clock_timestamp() + a.delay * interval '1 microsecond' END, \
-                    CASE WHEN a.delay > 0 THEN '{DELAYED_HOLDER}' END \
+                    CASE WHEN a.delay > 0 THEN '{DELAYED_HOLDER}' END{values} \
              FROM asked AS a ORDER BY a.nth \
              ON CONFLICT (unique_key) \
                  WHERE completed_at IS NULL AND failed_at IS NULL AND unique_key IS NOT NULL DO NOTHING \
@@ -351,6 +375,7 @@ fn enqueue(jobs: &JobTable<'_>, durable: &str) -> String {
 /// the same `ctid`, completed rows among them. So a row is identified by its table as well.
 fn claim(jobs: &JobTable<'_>, from: &str) -> String {
     let (table, order) = (jobs.table.quoted(), jobs.order());
+    let meta = jobs.optional.text("meta");
     let [first, last] = PLACE_TIMES;
     format!(
         "UPDATE {table} AS t SET locked_until = clock_timestamp() + $2::int8 * interval '1 microsecond', \
@@ -366,7 +391,7 @@ fn claim(jobs: &JobTable<'_>, from: &str) -> String {
              (extract(epoch FROM greatest(least(coalesce(t.created_at, 'infinity'), '{last}'), '{first}')) \
                  * 1000000)::int8 AS created_at, \
              t.created_at > '{first}' AND t.created_at < '{last}' AS can_resume, \
-             t.payload::text AS payload, {EPOCH} AS epoch, {DURABLE}"
+             t.payload::text AS payload, {meta} AS meta, {EPOCH} AS epoch, {DURABLE}"
     )
 }
 
@@ -450,7 +475,7 @@ pub(super) fn micros(column: &str) -> String {
 }
 
 /// Columns that show a job.
-fn row_columns() -> String {
+fn row_columns(jobs: &JobTable<'_>) -> String {
     let time = |column: &str| format!("{} AS {column}", micros(column));
     // As bytes: a database with the encoding SQL_ASCII has texts that are no UTF-8, and the server refuses to send those
     // as text. One such row would keep all others from being listed.
@@ -462,7 +487,8 @@ fn row_columns() -> String {
     format!(
         "{NOW} AS now, {} AS id, coalesce(t.priority, 0)::int8 AS priority, {}, {}, {}, {} AS error_message, {}, \
          {} AS locked_by, {} AS payload, coalesce(t.attempts, 0) AS attempts, t.max_attempts, \
-         coalesce(t.lease_token, 0) AS lease_token, {} AS unique_key, \
+         coalesce(t.lease_token, 0) AS lease_token, {} AS unique_key, {} AS group_key, {} AS progress, {} AS result, \
+         {} AS meta, \
          t.completed_at IS NOT NULL AS completed, t.failed_at IS NOT NULL AS failed, \
          t.locked_until IS NOT NULL AND t.locked_until > clock_timestamp() AS lock_is_ahead",
         text("t.id"),
@@ -474,6 +500,10 @@ fn row_columns() -> String {
         text("t.locked_by"),
         text("t.payload"),
         text("t.unique_key"),
+        text(jobs.optional.text("group_key")),
+        text(jobs.optional.text("progress")),
+        text(jobs.optional.text("result")),
+        text(jobs.optional.text("meta")),
     )
 }
 
@@ -488,8 +518,8 @@ fn state() -> String {
 }
 
 /// Lists jobs: `$1` a state or null for all, `$2` the limit, `$3` the id to continue after or null.
-fn list(table: &str, id: &str) -> String {
-    let (shown, state) = (row_columns(), state());
+fn list(jobs: &JobTable<'_>) -> String {
+    let (shown, state, table, id) = (row_columns(jobs), state(), jobs.table.quoted(), jobs.id);
     format!(
         "SELECT {shown} FROM {table} AS t \
          WHERE ($1::text IS NULL OR {state} = $1) AND ($3::text IS NULL OR t.id > $3::text::{id}) \
@@ -503,8 +533,8 @@ fn counts(table: &str) -> String {
 }
 
 /// Lists at most `$1` jobs that a worker holds, or held until the lease expired.
-fn running(table: &str) -> String {
-    let (shown, state) = (row_columns(), state());
+fn running(jobs: &JobTable<'_>) -> String {
+    let (shown, state, table) = (row_columns(jobs), state(), jobs.table.quoted());
     format!(
         "SELECT {shown} FROM {table} AS t WHERE {OPEN} AND {state} IN ('RUNNING', 'EXPIRED') \
          ORDER BY t.locked_until, t.id LIMIT $1::int8"
@@ -512,8 +542,8 @@ fn running(table: &str) -> String {
 }
 
 /// Lists the latest failed jobs, at most `$1`.
-fn failures(table: &str) -> String {
-    let (shown, state) = (row_columns(), state());
+fn failures(jobs: &JobTable<'_>) -> String {
+    let (shown, state, table) = (row_columns(jobs), state(), jobs.table.quoted());
     format!(
         "SELECT {shown} FROM {table} AS t WHERE {state} = 'FAILED' ORDER BY t.failed_at DESC, t.id DESC LIMIT $1::int8"
     )

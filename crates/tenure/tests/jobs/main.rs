@@ -14,6 +14,7 @@ mod input;
 mod link;
 mod live;
 mod mapped;
+mod optional;
 mod plain;
 mod prepared;
 mod queue;

@@ -169,9 +169,10 @@ fn other_languages_enqueue_by_a_function_and_by_an_insert() {
         let printed = tenure::jobs::Schema::of_queue(&scene.table()).unwrap();
         let comments: Vec<&str> =
             printed.sql().lines().filter_map(|line| line.strip_prefix("--     ")).collect();
-        let [function, insert, at_once, delayed, notify] = comments[..] else {
+        let [function, arguments, insert, at_once, delayed, notify] = comments[..] else {
             panic!("{comments:#?}");
         };
+        let function = &*format!("{function} {arguments}");
         first.complete().await.unwrap();
         for sql in [function, notify, &format!("{insert} {delayed}")] {
             db.batch_execute(sql).await.unwrap();

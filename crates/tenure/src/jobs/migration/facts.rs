@@ -4,6 +4,7 @@ use tenure_core::Time;
 use tokio_postgres::types::Type;
 
 use super::super::schema::{ADDED_COLUMN, REFUSAL_HINT, descendants, function};
+use super::super::sql_function;
 use super::{MappedTable, Schema};
 use crate::store::pg::column_map::{self, ColumnMap};
 use crate::store::pg::connect::PgConnection;
@@ -28,6 +29,8 @@ pub(super) struct TableFacts {
     pub(super) is_keyed: bool,
     /// Existing functions of the table, by the ends of their names.
     pub(super) functions: Vec<&'static str>,
+    /// True if the function that enqueues has the present version.
+    pub(super) has_current_add: bool,
     pub(super) has_incarnation: bool,
 }
 
@@ -97,13 +100,14 @@ impl TableFacts {
             "SELECT (SELECT string_agg(problem, ', ') FROM ({}) AS problems) AS problems, \
                     (SELECT c.relkind = 'p' FROM pg_class AS c WHERE c.oid = $1) AS is_partitioned, {} AS is_keyed, \
                     to_regproc($2) IS NOT NULL AS add, to_regproc($3) IS NOT NULL AS claimed, \
-                    {}, \
+                    coalesce({}, false) AS add_is_current, {}, \
                     array_agg(a.attname::text ORDER BY a.attnum) AS names, \
                     array_agg(NOT a.attnotnull ORDER BY a.attnum) AS may_be_null, \
                     array_agg(coalesce(col_description(a.attrelid, a.attnum) = '{ADDED_COLUMN}', false) ORDER BY a.attnum) AS added \
              FROM pg_attribute AS a WHERE a.attrelid = $1 AND a.attnum > 0 AND NOT a.attisdropped",
             definition.refusals("$1::oid", &map),
             definition.is_keyed("$1::oid", &map),
+            sql_function::is_current("$2"),
             incarnation::query_columns("$4"),
         );
         let tree = tree(connection, oid, by).await?;
@@ -137,6 +141,7 @@ impl TableFacts {
             is_partitioned: row.get("is_partitioned"),
             is_keyed: row.get("is_keyed"),
             functions: FUNCTIONS.into_iter().filter(|suffix| row.get(*suffix)).collect(),
+            has_current_add: row.get("add_is_current"),
             has_incarnation: row.get("incarnation_kept"),
             map,
             view,

@@ -224,9 +224,9 @@ fn functions(schema: &Schema, facts: &TableFacts) -> Option<SchemaStage> {
         let claimed = function(&schema.table, "claimed");
         statements.push(definition.claimed_function(&claimed, &facts.map));
     }
-    if definition.has_attempts && !facts.functions.contains(&"add") {
+    if definition.has_attempts && !facts.has_current_add {
         let add = function(&schema.table, "add");
-        statements.push(sql_function::definition(&schema.table, &add));
+        statements.extend(sql_function::statements(&schema.table, &add));
     }
     (!statements.is_empty()).then(|| SchemaStage::transaction("create functions", statements))
 }

@@ -132,7 +132,8 @@ pub(crate) fn attributes(relation: &str) -> String {
     let (map, table) = (map_of(relation), table_of(relation));
     format!(
         "(SELECT v.attname, v.attnum, v.atttypid, v.atttypmod, coalesce(b.attnotnull, v.attnotnull) AS attnotnull, \
-                 coalesce(b.atthasdef, v.atthasdef) AS atthasdef, coalesce(b.attidentity, v.attidentity) AS attidentity \
+                 coalesce(b.atthasdef, v.atthasdef) AS atthasdef, coalesce(b.attidentity, v.attidentity) AS attidentity, \
+                 coalesce(b.attgenerated, v.attgenerated) AS attgenerated \
           FROM pg_attribute AS v LEFT JOIN pg_attribute AS b ON b.attname = ({map}) ->> v.attname::text \
               AND b.attrelid = {table} AND b.attnum > 0 AND NOT b.attisdropped \
           WHERE v.attrelid = {relation} AND v.attnum > 0 AND NOT v.attisdropped)"

@@ -4,7 +4,7 @@ use super::column_map::{ColumnMap, attributes};
 #[cfg(feature = "jobs")]
 use super::table::Table;
 
-/// A required column.
+/// A column that tenure uses.
 #[derive(Debug)]
 pub(crate) struct RequiredColumn {
     pub(crate) name: &'static str,
@@ -17,6 +17,9 @@ pub(crate) struct RequiredColumn {
     min_chars: u32,
     /// True if the column must not be null: a row without it could not be named.
     not_null: bool,
+    /// True if the table can be used without the column: then only the feature that needs it is missing. A column of the
+    /// same name and another type belongs to the user, and counts as missing.
+    pub(crate) optional: bool,
 }
 
 const fn column(
@@ -24,11 +27,20 @@ const fn column(
     definition: &'static str,
     types: &'static [&'static str],
 ) -> RequiredColumn {
-    RequiredColumn { name, definition: Some(definition), types, min_chars: 0, not_null: false }
+    let definition = Some(definition);
+    RequiredColumn { name, definition, types, min_chars: 0, not_null: false, optional: false }
+}
+
+const fn optional(
+    name: &'static str,
+    definition: &'static str,
+    types: &'static [&'static str],
+) -> RequiredColumn {
+    RequiredColumn { optional: true, ..column(name, definition, types) }
 }
 
 const fn existing(name: &'static str, types: &'static [&'static str]) -> RequiredColumn {
-    RequiredColumn { name, definition: None, types, min_chars: 0, not_null: false }
+    RequiredColumn { name, definition: None, types, min_chars: 0, not_null: false, optional: false }
 }
 
 /// Accepted types of an id.
@@ -36,6 +48,7 @@ pub(crate) const NAME_TYPES: &[&str] =
     &["bigint", "integer", "smallint", "uuid", "text", "character varying"];
 const TEXT_TYPES: &[&str] = &["text", "character varying"];
 const TIME_TYPES: &[&str] = &["timestamp with time zone"];
+const JSON_TYPES: &[&str] = &["jsonb", "json"];
 const INTEGER_TYPES: &[&str] = &["bigint", "integer", "smallint"];
 /// Definition of `created_at` for an existing table. PostgreSQL computes `now()` once, so a large table is not
 /// rewritten.
@@ -57,12 +70,16 @@ pub(crate) const JOBS: &[RequiredColumn] = &[
     column("error_message", "text", TEXT_TYPES),
     column("locked_until", "timestamp with time zone", TIME_TYPES),
     LOCKED_BY,
-    column("payload", "jsonb", &["jsonb", "json"]),
+    column("payload", "jsonb", JSON_TYPES),
     column("attempts", "integer NOT NULL DEFAULT 0", &["integer"]),
     // The default is that of `NewJob`; a test compares them.
     column("max_attempts", "integer DEFAULT 10", &["integer"]),
     column("lease_token", "bigint NOT NULL DEFAULT 0", &["bigint"]),
     column("unique_key", "text", TEXT_TYPES),
+    optional("group_key", "text", TEXT_TYPES),
+    optional("progress", "text", &["text"]),
+    optional("result", "jsonb", JSON_TYPES),
+    optional("meta", "jsonb", JSON_TYPES),
 ];
 
 /// Columns of checkpoints.
@@ -79,8 +96,13 @@ pub(crate) const CHECKPOINTS: &[RequiredColumn] = &[
 /// Version of the trigger, as its comment. A trigger of another version is replaced.
 pub(crate) const TRIGGER_VERSION: &str = "tenure: counts claims, version 2";
 
+/// Version of the function that enqueues, as its comment. A function of another version is replaced.
+#[cfg(feature = "jobs")]
+pub(crate) const ENQUEUE_VERSION: &str = "tenure: enqueues a job, version 2";
+
 /// SQL query of the problems of a table's columns, one row each. `table` is SQL for its oid, or for that of a view of
-/// ours. Missing columns are no problem: they can be added.
+/// ours. Missing columns are no problem: they can be added. Optional columns are none either: the table can be used
+/// without them.
 pub(crate) fn problems(table: &str, columns: &[RequiredColumn], map: &ColumnMap) -> String {
     let row = |column: &RequiredColumn| {
         let types: Vec<String> = column.types.iter().map(|kind| format!("'{kind}'")).collect();
@@ -88,7 +110,8 @@ pub(crate) fn problems(table: &str, columns: &[RequiredColumn], map: &ColumnMap)
         let name = map.name(name);
         format!("('{name}', ARRAY[{}], {min_chars}, {not_null})", types.join(", "))
     };
-    let required = columns.iter().map(row).collect::<Vec<_>>().join(", ");
+    let required = columns.iter().filter(|column| !column.optional);
+    let required = required.map(row).collect::<Vec<_>>().join(", ");
     let attributes = attributes(table);
     format!(
         "SELECT CASE
