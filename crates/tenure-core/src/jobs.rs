@@ -4,6 +4,7 @@
 //! table. The leases are those of [`lease`](crate::lease), for many holds at once: see [`HeartbeatSchedule`].
 
 mod heart;
+mod leases_ahead;
 mod set_aside;
 
 use std::cmp::Ordering;
@@ -11,6 +12,7 @@ use std::fmt;
 use std::str::FromStr;
 
 pub use heart::{HeartbeatSchedule, RenewalBatch, RenewalEvent, RenewalOutcome};
+pub use leases_ahead::{LEASE_MARK, LeaseAhead, LeasesAhead, recorded_lease, worker_name};
 pub use set_aside::SetAside;
 
 use crate::keeper::Loss;

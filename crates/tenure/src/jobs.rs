@@ -25,6 +25,7 @@ mod batcher;
 mod checkpoints;
 mod claims;
 mod completions;
+mod counters;
 mod db;
 mod dead_claim;
 mod detached;

@@ -69,6 +69,7 @@
 //! | `tenure.watch_failed` | debug | `error`: the store could not push changes; the key is polled |
 //! | `tenure.evicted` | info | `token`, `reason` |
 //! | `tenure.clock_jump` | warn | `jump_ms`; no `key`: the clock of the store was changed |
+//! | `tenure.leases_ahead_ended` | warn | `jobs`; no `key`: the clock was set back, and leases of dead workers were ended |
 //! | `tenure.job_set_aside` | warn | `id`, `reason`; no `key`: the row of a job cannot be read or claimed |
 //! | `tenure.job_lost` | warn | `id`, `part`, `token`, `reason`; no `key` |
 //! | `tenure.prepare_refused` | warn | `error`; no `key`: statements are no longer prepared |

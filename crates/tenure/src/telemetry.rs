@@ -58,7 +58,7 @@ pub use on::{Kind, METRICS, Metric, describe, refresh};
 #[cfg(feature = "metrics")]
 pub(crate) use on::{Labels, leader_changed, leads};
 #[cfg(all(feature = "metrics", feature = "jobs"))]
-pub(crate) use on::{job_reclaimed, jobs};
+pub(crate) use on::{job_reclaimed, job_run, jobs};
 
 #[cfg(feature = "metrics")]
 mod on {
@@ -190,6 +190,12 @@ mod on {
             help: "Jobs taken over from a dead worker.",
         },
         Metric {
+            name: "tenure_job_run_seconds",
+            kind: Kind::Histogram,
+            labels: &["outcome", "queue"],
+            help: "Duration of job attempts, by how they ended.",
+        },
+        Metric {
             name: "tenure_store_op_seconds",
             kind: Kind::Histogram,
             labels: &["op", "store"],
@@ -253,6 +259,13 @@ mod on {
     #[cfg(feature = "jobs")]
     pub(crate) fn job_reclaimed(queue: &str, number: u64) {
         counter!("tenure_job_reclaimed_total", "queue" => bounded(queue)).increment(number);
+    }
+
+    /// Records an attempt of a job that has ended.
+    #[cfg(feature = "jobs")]
+    pub(crate) fn job_run(queue: &str, outcome: &'static str, took: Duration) {
+        histogram!("tenure_job_run_seconds", "queue" => bounded(queue), "outcome" => outcome)
+            .record(took.as_secs_f64());
     }
 
     /// Waits in progress by store and class, oldest first.
@@ -399,12 +412,12 @@ mod on {
     }
 }
 
-#[cfg(all(feature = "jobs", not(feature = "metrics")))]
-pub(crate) use off::job_reclaimed;
 #[cfg(not(feature = "metrics"))]
 use off::store_away;
 #[cfg(not(feature = "metrics"))]
 pub(crate) use off::{Labels, leader_changed, leads};
+#[cfg(all(feature = "jobs", not(feature = "metrics")))]
+pub(crate) use off::{job_reclaimed, job_run};
 
 /// The same functions without the feature `metrics`: they do nothing.
 #[cfg(not(feature = "metrics"))]
@@ -442,6 +455,8 @@ mod off {
     pub(crate) fn leader_changed(_: &Key, _: bool) {}
     #[cfg(feature = "jobs")]
     pub(crate) fn job_reclaimed(_: &str, _: u64) {}
+    #[cfg(feature = "jobs")]
+    pub(crate) fn job_run(_: &str, _: &'static str, _: Duration) {}
 }
 
 #[cfg(all(test, feature = "metrics", feature = "jobs"))]
@@ -521,6 +536,7 @@ mod tests {
             leader_changed(&election, true);
             jobs("queue", tenure_core::jobs::JobState::Failed, Some(1));
             job_reclaimed("queue", 1);
+            job_run("queue", "completed", Duration::ZERO);
             drop(StoreAway::new("tenure://locks.example"));
         });
         let recorded = std::mem::take(&mut *listener.0.lock());

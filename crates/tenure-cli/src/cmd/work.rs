@@ -32,7 +32,7 @@ use running_jobs::RunningJobs;
 
 /// Interval between updates of the progress line.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
-/// Shortest interval between two counts of the jobs for the metrics: a count reads every row.
+/// Shortest interval between two counts of the jobs for the metrics.
 const COUNT_INTERVAL: Duration = Duration::from_secs(5);
 /// Maximum number of connections; a heartbeat or a claim uses one for some milliseconds.
 const MAX_CONNECTIONS: usize = 4;

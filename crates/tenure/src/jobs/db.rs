@@ -176,8 +176,9 @@ impl JobDb {
     fn columns(&self, greeting: &Row) -> Result<TableColumns> {
         let (table, command) = (self.table.shown(), self.schema_command());
         let misconfigured = |message: String| Err(Error::new(ErrorKind::Misconfigured, message));
+        let missing = || misconfigured(format!("there is no table {table}: run `{command}`"));
         let Some(names) = greeting.get::<_, Option<Vec<String>>>("column_names") else {
-            return misconfigured(format!("there is no table {table}: run `{command}`"));
+            return missing();
         };
         if let Some(problems) = greeting.get::<_, Option<String>>("problems") {
             let message = format!(
@@ -185,11 +186,17 @@ impl JobDb {
             );
             return misconfigured(message);
         }
-        let (kinds, filled): (Vec<String>, Vec<bool>) =
+        let (kinds, filled): (Option<Vec<String>>, Option<Vec<bool>>) =
             (greeting.get("column_types"), greeting.get("columns_not_null"));
-        let (chars, defaults): (Vec<Option<i32>>, Vec<bool>) =
+        let (chars, defaults): (Option<Vec<Option<i32>>>, Option<Vec<bool>>) =
             (greeting.get("column_chars"), greeting.get("columns_with_default"));
-        let generated: Vec<bool> = greeting.get("columns_generated");
+        let generated: Option<Vec<bool>> = greeting.get("columns_generated");
+        // The table may be dropped while the statement runs: then only the first of its columns have a value.
+        let (Some(kinds), Some(filled), Some(chars), Some(defaults), Some(generated)) =
+            (kinds, filled, chars, defaults, generated)
+        else {
+            return missing();
+        };
         let facts = kinds.into_iter().zip(filled).zip(chars.into_iter().zip(defaults));
         let facts = facts.zip(generated);
         let facts = facts.map(|(((kind, filled), (max_chars, has_default)), is_generated)| {

@@ -38,6 +38,12 @@ pub(super) fn jobs() -> TableDefinition {
         index("held", "(id)", format!("{OPEN} AND locked_by IS NOT NULL")),
         // For workers that claim with plain SQL and do not filter by `locked_by`.
         index("plain", "(priority DESC, created_at)", OPEN.to_owned()),
+        // Failed jobs, the latest first. Only a failure writes to it.
+        index(
+            "failed",
+            "(failed_at, id)",
+            "failed_at IS NOT NULL AND completed_at IS NULL".to_owned(),
+        ),
         TableIndex {
             unique: true,
             ..index("key", "(unique_key)", format!("{OPEN} AND unique_key IS NOT NULL"))
@@ -515,7 +521,7 @@ mod tests {
     fn no_index_of_ours_has_what_heartbeats_write() {
         let sql = script(&jobs(), &Table::named("sync_jobs"));
         let indexes: Vec<&str> = sql.lines().filter(|line| line.contains("INDEX \"")).collect();
-        assert_eq!(indexes.len(), 5, "{sql}");
+        assert_eq!(indexes.len(), 6, "{sql}");
         assert!(!indexes.iter().any(|line| line.contains("locked_until")), "{indexes:?}");
     }
 
@@ -534,7 +540,7 @@ mod tests {
     #[test]
     fn long_names_are_cut_to_what_postgresql_takes() {
         let table = Table::parse(&format!("s.{}", "t".repeat(63)), "").unwrap();
-        for suffix in ["free", "open", "held", "plain", "key", "claimed"] {
+        for suffix in ["free", "open", "held", "plain", "failed", "key", "claimed"] {
             assert_eq!(named(table.name(), suffix).len(), 63);
         }
     }

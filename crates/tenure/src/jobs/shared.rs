@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure_core::Time;
-use tenure_core::jobs::{JobOrder, RenewalOutcome, refused_renewal};
+use tenure_core::jobs::{JobOrder, LeasesAhead, RenewalOutcome, refused_renewal, worker_name};
 use tokio::sync::{RwLock, oneshot};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
@@ -77,6 +77,8 @@ pub(super) struct QueueState {
     /// Jobs that are held at an older primary, and the time until which claims leave them out.
     pub(super) elsewhere: Option<(Vec<String>, Time)>,
     pub(super) next_sweep: Time,
+    /// Rows whose lease ends later than it can last.
+    pub(super) leases_ahead: LeasesAhead,
 }
 
 impl QueueShared {
@@ -93,7 +95,8 @@ impl QueueShared {
         let mut db = JobDb::new(url, table, options, JOBS)?;
         // The cleanup after an unanswered claim releases the rows of a worker name that `holds` does not know. Two
         // queues of one process therefore need different names, or one would release the jobs of the other.
-        db.worker = format!("{}:{}", db.worker, QUEUES.fetch_add(1, Ordering::Relaxed));
+        let nth = QUEUES.fetch_add(1, Ordering::Relaxed);
+        db.worker = worker_name(&db.worker, nth, db.lease.ttl());
         let outage = OutageMonitor::new(db.clock.clone(), db.table.shown(), &db, on_outage);
         let shape = match patience {
             Some(limit) => outage.connect(limit, || db.shape()).await?,
@@ -125,6 +128,7 @@ impl QueueShared {
                 resume_from: None,
                 elsewhere: None,
                 next_sweep: Time::ZERO,
+                leases_ahead: LeasesAhead::default(),
             }),
             claims: RwLock::new(()),
             unanswered_claim: AtomicBool::new(false),

@@ -15,6 +15,9 @@
 //! # Ok(()) }
 //! ```
 
+mod counters;
+mod steps;
+
 use std::fmt::Write as _;
 
 use tenure_core::jobs::DELAYED_HOLDER;
@@ -106,10 +109,17 @@ pub(super) struct JobStatements {
     pub(super) retry: String,
     pub(super) release: String,
     pub(super) sweep: String,
+    pub(super) leases_ahead: String,
+    pub(super) end_leases_ahead: String,
     pub(super) settled: String,
     pub(super) show: String,
     pub(super) list: String,
+    pub(super) size: String,
     pub(super) counts: String,
+    /// Counts open and failed jobs by index.
+    pub(super) bounded_counts: String,
+    /// Counts open jobs by index, for a table without the index for failed jobs.
+    pub(super) bounded_open: String,
     pub(super) running: String,
     pub(super) failures: String,
     pub(super) requeue: String,
@@ -161,6 +171,8 @@ impl JobStatements {
             retry: durable(&retrying(&table, id, jobs.error_chars)),
             release: durable(&releasing(&table, id)),
             sweep: sweep(&table, &channel, jobs.error_chars),
+            leases_ahead: steps::leases_ahead(&table),
+            end_leases_ahead: durable(&steps::end_leases_ahead(&table, id)),
             settled: format!(
                 "SELECT {NOW} AS now, t.completed_at IS NOT NULL AS completed, t.failed_at IS NOT NULL AS failed, t.locked_by \
                  FROM {table} AS t WHERE t.id = $1::text::{id} AND t.lease_token = $2"
@@ -170,7 +182,10 @@ impl JobStatements {
                 row_columns(&jobs)
             ),
             list: list(&jobs),
-            counts: counts(&table),
+            size: counters::size(&jobs),
+            counts: counters::exact(&jobs),
+            bounded_counts: counters::bounded(&jobs, true),
+            bounded_open: counters::bounded(&jobs, false),
             running: running(&jobs),
             failures: failures(&jobs),
             requeue: requeue(&table, id, &channel),
@@ -430,19 +445,19 @@ fn held(table: &str, id: &str) -> String {
     )
 }
 
-/// Sweeps at most `$1` jobs whose lease or delay has ended. Returns how many became available, failed, and had a
-/// worker, and when the next lease ends.
+/// Sweeps at most `$1` jobs whose lease or delay has ended; `$2` to `$5` are those of [`steps::is_over`]. Returns how many
+/// became available, failed, and had a worker, when the next lease ends, and whether a lease ends later than it can last.
 fn sweep(table: &str, channel: &str, error_chars: Option<i32>) -> String {
     let why = cut(
         "format('the lease of attempt %s ended: its worker (%s) was killed, frozen or cut off', t.attempts, t.locked_by)",
         error_chars,
     );
     let over = format!("{USED_UP} AND t.locked_by <> '{DELAYED_HOLDER}'");
+    let (ended, ahead) = (steps::is_over(), steps::is_ahead());
     format!(
         "WITH ended AS ( \
              SELECT t.tableoid AS part, t.ctid AS place, t.locked_by <> '{DELAYED_HOLDER}' AS had FROM {table} AS t \
-             WHERE {OPEN} AND t.locked_by IS NOT NULL \
-                 AND (t.locked_until IS NULL OR t.locked_until <= clock_timestamp()) \
+             WHERE {OPEN} AND t.locked_by IS NOT NULL AND {ended} \
              FOR UPDATE SKIP LOCKED LIMIT $1::int8 \
          ), swept AS ( \
              UPDATE {table} AS t SET locked_until = NULL, locked_by = NULL, \
@@ -457,10 +472,12 @@ fn sweep(table: &str, channel: &str, error_chars: Option<i32>) -> String {
              FROM swept AS s \
          ) \
          SELECT {NOW} AS now, s.freed, s.failed, s.had, \
-             (SELECT {} FROM (SELECT min(t.locked_until) AS locked_until FROM {table} AS t \
-                 WHERE {OPEN} AND t.locked_by IS NOT NULL AND t.locked_until > clock_timestamp()) AS t) AS next_end, \
+             n.next_end, n.has_leases_ahead, \
              CASE WHEN s.freed > 0 THEN pg_notify('{channel}', '')::text END \
-         FROM told AS s",
+         FROM told AS s, \
+             (SELECT {} AS next_end, coalesce(t.is_ahead, false) AS has_leases_ahead \
+              FROM (SELECT min(t.locked_until) AS locked_until, bool_or({ahead}) AS is_ahead FROM {table} AS t \
+                    WHERE {OPEN} AND t.locked_by IS NOT NULL AND t.locked_until > clock_timestamp()) AS t) AS n",
         micros("locked_until")
     )
 }
@@ -527,38 +544,37 @@ fn list(jobs: &JobTable<'_>) -> String {
     )
 }
 
-fn counts(table: &str) -> String {
-    let state = state();
-    format!("SELECT {NOW} AS now, {state} AS state, count(*) AS jobs FROM {table} AS t GROUP BY 2")
-}
-
-/// Lists at most `$1` jobs that a worker holds, or held until the lease expired.
+/// Lists at most `$1` jobs that a worker holds, or held until the lease expired, of the first `$2` held jobs.
 fn running(jobs: &JobTable<'_>) -> String {
     let (shown, state, table) = (row_columns(jobs), state(), jobs.table.quoted());
     format!(
-        "SELECT {shown} FROM {table} AS t WHERE {OPEN} AND {state} IN ('RUNNING', 'EXPIRED') \
-         ORDER BY t.locked_until, t.id LIMIT $1::int8"
+        "SELECT {shown} FROM (SELECT * FROM {table} AS t WHERE {OPEN} AND t.locked_by IS NOT NULL \
+             ORDER BY t.id LIMIT $2::int8) AS t \
+         WHERE {state} IN ('RUNNING', 'EXPIRED') ORDER BY t.locked_until, t.id LIMIT $1::int8"
     )
 }
 
 /// Lists the latest failed jobs, at most `$1`.
 fn failures(jobs: &JobTable<'_>) -> String {
-    let (shown, state, table) = (row_columns(jobs), state(), jobs.table.quoted());
+    let (shown, table) = (row_columns(jobs), jobs.table.quoted());
     format!(
-        "SELECT {shown} FROM {table} AS t WHERE {state} = 'FAILED' ORDER BY t.failed_at DESC, t.id DESC LIMIT $1::int8"
+        "SELECT {shown} FROM {table} AS t WHERE {} ORDER BY t.failed_at DESC, t.id DESC LIMIT $1::int8",
+        counters::FAILED
     )
 }
 
-/// Makes a failed or delayed job available at once, with all its attempts.
+/// Makes a failed or delayed job available at once, with all its attempts. So it does a job whose lease ends later than
+/// it can last.
 fn requeue(table: &str, id: &str, channel: &str) -> String {
     format!(
         "WITH freed AS ( \
              UPDATE {table} AS t SET failed_at = NULL, attempts = 0, locked_until = NULL, locked_by = NULL \
              WHERE t.id = $1::text::{id} AND t.completed_at IS NULL \
-                 AND (t.failed_at IS NOT NULL OR t.locked_by = '{DELAYED_HOLDER}') \
+                 AND (t.failed_at IS NOT NULL OR t.locked_by = '{DELAYED_HOLDER}' OR {}) \
              RETURNING t.id, {DURABLE} \
          ) \
-         SELECT {NOW} AS now, pg_notify('{channel}', '')::text FROM freed"
+         SELECT {NOW} AS now, pg_notify('{channel}', '')::text FROM freed",
+        steps::is_ahead()
     )
 }
 

@@ -1,10 +1,12 @@
 //! Summary of a queue, for operators and dashboards.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use tokio_postgres::types::Type;
 
 use super::Queue;
+use super::counters::{JobCounts, MAX_COUNTED};
 use super::job::JobRow;
 #[cfg(feature = "metrics")]
 use super::sweep::SWEEP_TIME_DIVISOR;
@@ -22,13 +24,20 @@ pub struct QueueSummary {
     pub counts: BTreeMap<String, u64>,
     /// Jobs that a worker holds, including those whose lease has expired; in the order in which their leases end.
     pub running: Vec<JobRow>,
-    /// Failed jobs, the latest first.
+    /// Failed jobs, the latest first. Neither listed nor counted in a large table that lacks the index for them, which
+    /// `tenure schema` adds.
     pub failed: Vec<JobRow>,
+    /// States of which there may be more jobs than `counts` has: in a large table at most 10,000 are counted.
+    pub at_least: BTreeSet<String>,
+    /// True if the number of completed jobs is an estimate of the server, as in a large table.
+    pub completed_is_estimate: bool,
+    /// Age of the oldest job that is available; in a large table, of the 10,000 that are claimed next.
+    pub oldest_available: Option<Duration>,
 }
 
 impl Queue {
     /// Reads the number of jobs by state, and up to `limit` running and `limit` failed jobs, at most a hundred of each.
-    /// Reads every row of the table.
+    /// The cost does not grow with the table: see [`counts`](Self::counts).
     ///
     /// # Errors
     ///
@@ -40,11 +49,38 @@ impl Queue {
     pub async fn summary(&self, limit: usize) -> Result<QueueSummary> {
         let limit = i64::try_from(limit.clamp(1, MAX_SUMMARY_JOBS)).unwrap_or(1);
         let parameters: [Parameter<'_>; 1] = [(&limit, Type::INT8)];
-        let counts = self.counts().await?;
-        let running = self.request(&self.0.sql.running, &parameters).await?;
-        let failed = self.request(&self.0.sql.failures, &parameters).await?;
+        let counted = i64::try_from(MAX_COUNTED).unwrap_or(i64::MAX);
+        let JobCounts {
+            by_state: counts,
+            at_least,
+            completed_is_estimate,
+            oldest_available,
+            finds_failed,
+        } = self.count().await?;
+        let held: [Parameter<'_>; 2] = [(&limit, Type::INT8), (&counted, Type::INT8)];
+        let running = self.request(&self.0.sql.running, &held).await?;
+        let failed = if finds_failed {
+            self.request(&self.0.sql.failures, &parameters).await?
+        } else {
+            Vec::new()
+        };
         let read = |rows: Vec<tokio_postgres::Row>| rows.iter().map(JobRow::read).collect();
-        Ok(QueueSummary { counts, running: read(running), failed: read(failed) })
+        let (running, failed) = (read(running), read(failed));
+        Ok(QueueSummary {
+            counts,
+            running,
+            failed,
+            at_least,
+            completed_is_estimate,
+            oldest_available,
+        })
+    }
+
+    /// SQL that counts and lists jobs of a large table, for tests of its plans.
+    #[doc(hidden)]
+    pub fn counting_statements(&self) -> [&str; 3] {
+        let sql = &self.0.sql;
+        [&sql.bounded_counts, &sql.running, &sql.failures]
     }
 
     /// Updates the metric `tenure_jobs` until the future is dropped: now, and then at intervals of `every`, or of
@@ -55,7 +91,7 @@ impl Queue {
     ///
     /// Dropping the future changes nothing.
     #[cfg(feature = "metrics")]
-    pub async fn record_counts(&self, every: std::time::Duration) {
+    pub async fn record_counts(&self, every: Duration) {
         let (queue, clock) = (self.table(), &self.0.db.clock);
         loop {
             let begun = clock.now();

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use tenure_core::Time;
+use tenure_core::jobs::LeaseAhead;
 use tokio_postgres::types::Type;
 
 use super::shared::QueueShared;
-use crate::store::pg::clock::Reading;
+use crate::store::pg::clock::{Reading, micros};
 use crate::store::pg::connect::Parameter;
 use crate::{Result, telemetry};
 
@@ -45,9 +46,18 @@ impl QueueShared {
 
     pub(super) async fn sweep(&self) -> Result<Swept> {
         let mut all = Swept::default();
+        let lease = micros(self.db.lease.ttl());
         loop {
-            let parameters: [Parameter<'_>; 1] = [(&MAX_SWEEP_ROWS, Type::INT8)];
-            let (rows, reading) = self.db.ask(&self.sql.sweep, &parameters, self.db.by()).await?;
+            let (now, by) = (self.db.clock.now(), self.db.by());
+            let window = self.db.db_clock.window(now, by.since(now));
+            let parameters: [Parameter<'_>; 5] = [
+                (&MAX_SWEEP_ROWS, Type::INT8),
+                (&window.expected, Type::INT8),
+                (&window.steady, Type::INT8),
+                (&window.ahead, Type::INT8),
+                (&lease, Type::INT8),
+            ];
+            let (rows, reading) = self.db.ask(&self.sql.sweep, &parameters, by).await?;
             let Some(row) = rows.first() else { return Ok(all) };
             let count = |column: &str| row.get::<_, i64>(column).unsigned_abs();
             let (freed, failed, reclaimed) = (count("freed"), count("failed"), count("had"));
@@ -62,9 +72,47 @@ impl QueueShared {
             }
             if freed + failed < MAX_SWEEP_ROWS.unsigned_abs() {
                 self.sweep_next(row.get("next_end"), reading);
+                if row.get("has_leases_ahead") {
+                    self.end_leases_ahead().await?;
+                } else {
+                    self.state().leases_ahead.clear();
+                }
                 return Ok(all);
             }
         }
+    }
+
+    /// Ends leases that end later than they can last, once their workers have certainly lost them. The next sweep makes
+    /// their jobs available.
+    async fn end_leases_ahead(&self) -> Result<()> {
+        let parameters: [Parameter<'_>; 1] = [(&MAX_SWEEP_ROWS, Type::INT8)];
+        let (rows, reading) =
+            self.db.ask(&self.sql.leases_ahead, &parameters, self.db.by()).await?;
+        let read = |row: &tokio_postgres::Row| {
+            let (id, worker) = (row.try_get("id").ok()?, row.try_get("locked_by").ok()?);
+            let (token, until) = (row.get("lease_token"), row.get("locked_until"));
+            Some(LeaseAhead { id, token, until, worker })
+        };
+        let rows: Vec<LeaseAhead> = rows.iter().filter_map(read).collect();
+        let over = self.state().leases_ahead.observe(rows, reading.sent, reading.replied);
+        if over.is_empty() {
+            return Ok(());
+        }
+        let ids: Vec<&str> = over.iter().map(|row| row.id.as_str()).collect();
+        let tokens: Vec<i64> = over.iter().map(|row| row.token).collect();
+        let workers: Vec<&str> = over.iter().map(|row| row.worker.as_str()).collect();
+        let ends: Vec<i64> = over.iter().map(|row| row.until).collect();
+        let parameters: [Parameter<'_>; 4] = [
+            (&ids, Type::TEXT_ARRAY),
+            (&tokens, Type::INT8_ARRAY),
+            (&workers, Type::TEXT_ARRAY),
+            (&ends, Type::INT8_ARRAY),
+        ];
+        let (ended, _) = self.db.ask(&self.sql.end_leases_ahead, &parameters, self.db.by()).await?;
+        tracing::warn!(name: "tenure.leases_ahead_ended", store = %self.db, jobs = ended.len());
+        // At once: the rows are available after it.
+        self.state().next_sweep = Time::ZERO;
+        Ok(())
     }
 
     /// Schedules the next sweep: when the next lease ends, after `sweep_every` at the latest, and no more often than

@@ -17,7 +17,7 @@ use super::options::Options;
 use super::{Job, JobGuard, Queue};
 use crate::mutex::Mutex;
 use crate::race::{Either, race};
-use crate::{Error, ErrorKind, Result, identity};
+use crate::{Error, ErrorKind, Result, identity, telemetry};
 
 /// Shortest and longest pause of a worker after a failed claim; the pause doubles with each failure.
 const ERROR_PAUSE_RANGE: (Duration, Duration) =
@@ -86,6 +86,20 @@ pub enum JobOutcome {
     Released,
     /// The outcome could not be recorded: the job is available again when its lease ends, at the latest.
     Unsettled(Error),
+}
+
+impl JobOutcome {
+    /// Label value in the metrics.
+    const fn label(&self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::Retried(_) => "retried",
+            Self::Failed(_) => "failed",
+            Self::Lost(_) => "lost",
+            Self::Released => "released",
+            Self::Unsettled(_) => "unsettled",
+        }
+    }
 }
 
 /// Number of jobs by outcome.
@@ -371,10 +385,12 @@ where
     ) -> impl Future<Output = ()> + Send + 'static {
         let (handler, callback) = (Arc::clone(&self.handler), self.outcome_callback.clone());
         let (progress, watchful) = (self.progress.clone(), self.watchful);
-        let options = self.queue.options();
+        let (options, queue) = (self.queue.options(), self.queue.table());
         async move {
             let job = guard.job().clone();
+            let begun = job.0.clock.now();
             let outcome = run_handler(guard, &*handler, stopped, watchful, &options).await;
+            telemetry::job_run(&queue, outcome.label(), job.0.clock.now().since(begun));
             progress.record(&outcome);
             if let Some(callback) = callback {
                 let called =

@@ -5,6 +5,7 @@
 mod checkpoints;
 mod children;
 mod completing;
+mod counting;
 mod crowds;
 mod faults;
 mod glance;
@@ -25,6 +26,7 @@ mod schema;
 mod server;
 #[path = "../services/mod.rs"]
 mod services;
+mod steps;
 mod support;
 mod tables;
 mod transactions;

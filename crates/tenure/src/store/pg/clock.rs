@@ -33,6 +33,10 @@ pub(crate) struct Window {
     pub(crate) steady: i64,
     /// Time for which the clock was observed to be steady.
     pub(crate) measured: i64,
+    /// Time by which the clock may be ahead of the clock that earlier leases were counted on: it was set forward by this
+    /// much, or is ahead of ours. Meaningless once the clock has been steady for longer than those leases.
+    #[cfg_attr(not(feature = "jobs"), expect(dead_code, reason = "only jobs use it"))]
+    pub(crate) ahead: i64,
 }
 
 impl Window {
@@ -59,6 +63,8 @@ struct ClockState {
     measured: Option<Time>,
     /// True as long as no reading contradicted it.
     trusted: bool,
+    /// Sum of the jumps forward since the clock was last steady for long, or its first difference to ours.
+    ahead: i64,
 }
 
 impl DbClock {
@@ -75,7 +81,9 @@ impl DbClock {
             // Our own wall clock decides no lease. If it disagrees, one of the two clocks was set, maybe just now. The
             // database's clock may then not end another holder's lease until it was observed to be steady.
             let trusted = (-TRUSTED_SKEW_MICROS..=trip + TRUSTED_SKEW_MICROS).contains(&apart);
-            *known = ClockState { last: Some(reading), measured: Some(reading.replied), trusted };
+            let (last, measured) = (Some(reading), Some(reading.replied));
+            let ahead = if trusted { 0 } else { apart.saturating_neg().max(0) };
+            *known = ClockState { last, measured, trusted, ahead };
             return None;
         };
         let jump = last.jump(&reading);
@@ -89,14 +97,17 @@ impl DbClock {
         }
         known.measured = Some(reading.replied);
         known.trusted = false;
+        // A jump back only makes earlier leases end later.
+        known.ahead = known.ahead.saturating_add(jump).max(0);
         Some(jump)
     }
 
     /// Interval in which a claim sent at `now` may be executed. Without a reading, the interval is unbounded.
     pub(crate) fn window(&self, now: Time, limit: Duration) -> Window {
-        let ClockState { last, measured, trusted } = *self.lock();
+        let ClockState { last, measured, trusted, ahead } = *self.lock();
         let Some(last) = last else {
-            return Window { from: 0, until: TRUSTED_MICROS, expected: 0, steady: 0, measured: 0 };
+            let (until, steady, measured) = (TRUSTED_MICROS, 0, 0);
+            return Window { from: 0, until, expected: 0, steady, measured, ahead };
         };
         let age = micros(now.since(last.replied));
         let slack = 20_000 + age / 500;
@@ -108,6 +119,7 @@ impl DbClock {
             expected,
             steady: if trusted { TRUSTED_MICROS } else { measured },
             measured,
+            ahead,
         }
     }
 
@@ -209,6 +221,26 @@ mod tests {
         let doubtful = DbClock::default();
         doubtful.note_with_wall(reading(0, 2, 1), DB + 5_000_000);
         assert_eq!(doubtful.window(at(1_002), Duration::ZERO).steady, 1_000_000);
+    }
+
+    #[test]
+    fn a_clock_that_was_set_forward_is_ahead_by_that_much() {
+        let ahead = |clock: &DbClock| clock.window(at(9_000), Duration::ZERO).ahead / 1_000_000;
+        let clock = DbClock::default();
+        clock.note_with_wall(reading(0, 2, 1), DB);
+        assert_eq!(ahead(&clock), 0);
+        clock.note_with_wall(reading(1_000, 1_002, 61_001), DB);
+        assert_eq!(ahead(&clock), 59, "at least, as the round trips may explain a part of it");
+        clock.note_with_wall(reading(2_000, 2_002, 2_001), DB);
+        assert_eq!(ahead(&clock), 0, "set back");
+        clock.note_with_wall(reading(3_000, 3_002, -99_000), DB);
+        assert_eq!(ahead(&clock), 0);
+        let first = DbClock::default();
+        first.note_with_wall(reading(0, 2, 90_000), DB);
+        assert_eq!(ahead(&first), 90, "ahead of ours");
+        let first = DbClock::default();
+        first.note_with_wall(reading(0, 2, -90_000), DB);
+        assert_eq!(ahead(&first), 0);
     }
 
     #[test]
