@@ -9,6 +9,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
+#[path = "jobs/bulk.rs"]
+mod bulk;
 #[path = "jobs/checkpoints.rs"]
 mod checkpoints;
 #[path = "jobs/completing.rs"]

@@ -22,6 +22,7 @@
 //! the [transaction](JobGuard::complete_in) of its effect.
 
 mod batcher;
+mod bulk;
 mod checkpoints;
 mod claims;
 mod completions;
@@ -34,6 +35,7 @@ mod guard;
 mod heart;
 mod job;
 mod listener;
+mod listing;
 mod manage;
 mod migration;
 mod notifications;
@@ -49,6 +51,7 @@ mod summary;
 mod sweep;
 mod worker;
 
+pub use bulk::{JobChange, JobFilter, JobsChanged};
 pub use checkpoints::detached::{CheckpointHandle, CheckpointRow};
 pub use checkpoints::{CheckpointClaim, CheckpointGuard, Checkpoints};
 pub use dead_claim::ClaimIdentity;

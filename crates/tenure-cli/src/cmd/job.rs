@@ -1,5 +1,6 @@
 //! `tenure job`: enqueues, inspects and changes jobs.
 
+mod change;
 mod checkpoint;
 
 use std::fmt::Write as _;
@@ -9,9 +10,10 @@ use std::time::{Duration, SystemTime};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use serde_json::value::RawValue;
-use tenure::jobs::{JobRow, JobState, NewJob, Options, Queue};
+use tenure::jobs::{JobChange, JobRow, JobState, NewJob, Options, Queue};
 use tenure::{Error, ErrorKind, Result};
 
+use change::{Cancel, ChangeArgs};
 use checkpoint::CheckpointSubcommand;
 
 use crate::args::store::DatabaseUrl;
@@ -25,7 +27,7 @@ pub(crate) enum JobSubcommand {
     /// Enqueue a job and print its id
     #[command(after_help = exit::JOB)]
     Add(Add),
-    /// List jobs
+    /// List jobs, the newest first
     #[command(after_help = exit::JOB)]
     Ls(ListJobs),
     /// Show one job, with its payload and its last error
@@ -33,13 +35,13 @@ pub(crate) enum JobSubcommand {
     Show(JobIdArgs),
     /// Make failed or delayed jobs claimable at once; their attempts are counted from zero again
     #[command(after_help = exit::JOB)]
-    Retry(JobIdsArgs),
+    Retry(ChangeArgs),
     /// Cancel open jobs; the command of a running job is stopped at its next heartbeat: TERM, then KILL
     #[command(after_help = exit::JOB)]
     Cancel(Cancel),
     /// Delete jobs that are not running
     #[command(after_help = exit::JOB)]
-    Rm(JobIdsArgs),
+    Rm(ChangeArgs),
     /// Claim, save, complete and list chunks of a table of checkpoints
     #[command(subcommand)]
     Checkpoint(CheckpointSubcommand),
@@ -88,7 +90,7 @@ pub(crate) struct ListJobs {
     /// Maximum number of jobs
     #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
-    /// Only jobs after this id
+    /// Only jobs after this id in the list, that is, older ones
     #[arg(long, value_name = "ID")]
     after: Option<String>,
 }
@@ -101,24 +103,6 @@ pub(crate) struct JobIdArgs {
     id: String,
 }
 
-#[derive(Args)]
-pub(crate) struct JobIdsArgs {
-    #[command(flatten)]
-    queue: QueueArgs,
-    /// The jobs' ids
-    #[arg(required = true)]
-    ids: Vec<String>,
-}
-
-#[derive(Args)]
-pub(crate) struct Cancel {
-    #[command(flatten)]
-    jobs: JobIdsArgs,
-    /// Reason, shown as the error of the job
-    #[arg(long, value_name = "TEXT", default_value = "cancelled by hand")]
-    reason: String,
-}
-
 pub(crate) fn run(command: &JobSubcommand) -> Exit {
     super::on_runtime(async {
         match command {
@@ -126,16 +110,11 @@ pub(crate) fn run(command: &JobSubcommand) -> Exit {
             JobSubcommand::Add(add) => self::add(add).await,
             JobSubcommand::Ls(ls) => list(ls).await,
             JobSubcommand::Show(one) => show(one).await,
-            JobSubcommand::Retry(many) => {
-                for_each_job(many, "retried", async |queue, id| queue.requeue(id).await).await
+            JobSubcommand::Retry(jobs) => change::run(jobs, JobChange::Requeue).await,
+            JobSubcommand::Cancel(Cancel { jobs, reason }) => {
+                change::run(jobs, JobChange::Cancel(reason)).await
             }
-            JobSubcommand::Cancel(Cancel { jobs: many, reason }) => {
-                for_each_job(many, "cancelled", async |queue, id| queue.cancel(id, reason).await)
-                    .await
-            }
-            JobSubcommand::Rm(many) => {
-                for_each_job(many, "removed", async |queue, id| queue.remove(id).await).await
-            }
+            JobSubcommand::Rm(jobs) => change::run(jobs, JobChange::Remove).await,
         }
     })
 }
@@ -226,7 +205,9 @@ fn table(jobs: &[JobRow]) -> String {
             None => job.attempts.to_string(),
         };
         let age = job.created_at.and_then(|at| now.duration_since(at).ok());
-        let by = if job.state == JobState::Running { job.locked_by.as_deref() } else { None };
+        // Of an expired job, the worker that lost it.
+        let has_worker = matches!(job.state, JobState::Running | JobState::Expired);
+        let by = job.locked_by.as_deref().filter(|_| has_worker);
         rows.push([
             humanize::without_control_chars(&job.id),
             job.state.to_string(),
@@ -279,29 +260,6 @@ fn described(job: &JobRow) -> String {
         }
     }
     text
-}
-
-async fn for_each_job(
-    arguments: &JobIdsArgs,
-    what: &str,
-    change: impl AsyncFn(&Queue, &str) -> Result<()>,
-) -> Exit {
-    let queue = match arguments.queue.connect().await {
-        Ok(queue) => queue,
-        Err(exit) => return exit,
-    };
-    let mut exit = Exit::Success;
-    for id in &arguments.ids {
-        match change(&queue, id).await {
-            Ok(()) if arguments.queue.json => {
-                let line = serde_json::json!({ "id": id, "done": what });
-                super::print(format!("{line}\n").as_bytes());
-            }
-            Ok(()) => {}
-            Err(error) => exit = report_rejection(&error),
-        }
-    }
-    exit
 }
 
 /// Reports an error of one job. A change that the job's state does not allow is no usage error.

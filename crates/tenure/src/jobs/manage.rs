@@ -30,8 +30,11 @@ impl Queue {
         Ok(rows.first().map(JobRow::read))
     }
 
-    /// Lists up to `limit` jobs, at most a thousand, in the order of their ids: all or those of one state, from the
-    /// start or after an id.
+    /// Lists up to `limit` jobs, at most a thousand, the newest first: all or those of one state, from the start or after
+    /// an id.
+    ///
+    /// Ids that are numbers count as growing with time. Jobs with other ids are listed by `created_at` if the table has
+    /// an index over it and it is `NOT NULL`, and else by descending id.
     ///
     /// # Errors
     ///
@@ -51,7 +54,15 @@ impl Queue {
         let limit = i64::try_from(limit).unwrap_or(1);
         let parameters: [Parameter<'_>; 3] =
             [(&state, Type::TEXT), (&limit, Type::INT8), (&after, Type::TEXT)];
-        let rows = self.request(&self.0.sql.list, &parameters).await?;
+        let sql = &self.0.sql;
+        let by_time = !self.0.has_counted_ids
+            && self
+                .request(&sql.has_time_index, &[])
+                .await?
+                .iter()
+                .all(|row| row.get("has_time_index"));
+        let list = if by_time { &sql.list_by_time } else { &sql.list };
+        let rows = self.request(list, &parameters).await?;
         Ok(rows.iter().map(JobRow::read).collect())
     }
 
@@ -132,7 +143,7 @@ impl Queue {
     }
 
     /// Names the right that only deletions need.
-    fn deletion_error(&self, error: Error) -> Error {
+    pub(super) fn deletion_error(&self, error: Error) -> Error {
         let table = self.table();
         let denied =
             format!("permission denied for table {}", table.rsplit('.').next().unwrap_or(&table));

@@ -12,6 +12,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::batcher::Batcher;
+use super::bulk::BulkStatements;
 use super::db::JobDb;
 use super::heart::{Holds, RowName, Rows, Ticket};
 use super::job::Job;
@@ -35,6 +36,9 @@ pub(super) struct QueueShared {
     pub(super) db: JobDb,
     pub(super) holds: Arc<Holds>,
     pub(super) sql: JobStatements,
+    pub(super) bulk_sql: BulkStatements,
+    /// True if ids grow with time.
+    pub(super) has_counted_ids: bool,
     pub(super) notifications: JobNotifications,
     state: Mutex<QueueState>,
     pub(super) claim_batches: Batcher<ClaimRequest>,
@@ -106,7 +110,7 @@ impl QueueShared {
         db.fit_worker(&shape);
         let kind = |column: &str| shape.get(column).map_or("text", |column| &column.kind);
         let optional = OptionalColumns::of(&shape);
-        let sql = JobStatements::new(JobTable {
+        let jobs = JobTable {
             table: &db.table,
             id: kind("id"),
             payload: kind("payload"),
@@ -116,11 +120,15 @@ impl QueueShared {
                 !id.has_default && ["uuid", "text", "character varying"].contains(&&*id.kind)
             }),
             optional,
-        });
+        };
+        let (sql, bulk_sql) = (JobStatements::new(jobs), BulkStatements::new(&jobs));
+        let has_counted_ids = jobs.has_counted_ids();
         let holds = Holds::new(db.lease, db.clock.clone());
         let shared = Arc::new(Self {
             holds: Arc::clone(&holds),
             sql,
+            bulk_sql,
+            has_counted_ids,
             notifications: JobNotifications::default(),
             claim_batches: Batcher::default(),
             completion_batches: Batcher::default(),

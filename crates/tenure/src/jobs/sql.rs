@@ -23,6 +23,7 @@ use std::fmt::Write as _;
 use tenure_core::jobs::DELAYED_HOLDER;
 
 use super::db::invalid;
+use super::listing;
 use super::optional_columns::OptionalColumns;
 use crate::Result;
 use crate::store::pg::clock::NOW;
@@ -115,6 +116,9 @@ pub(super) struct JobStatements {
     pub(super) show: String,
     pub(super) list: String,
     pub(super) size: String,
+    /// The same by time of creation, for ids that say nothing about age.
+    pub(super) list_by_time: String,
+    pub(super) has_time_index: String,
     pub(super) counts: String,
     /// Counts open and failed jobs by index.
     pub(super) bounded_counts: String,
@@ -181,7 +185,9 @@ impl JobStatements {
                 "SELECT {} FROM {table} AS t WHERE t.id = $1::text::{id}",
                 row_columns(&jobs)
             ),
-            list: list(&jobs),
+            list: listing::by_id(&jobs),
+            list_by_time: listing::by_time(&jobs),
+            has_time_index: listing::has_time_index(&jobs),
             size: counters::size(&jobs),
             counts: counters::exact(&jobs),
             bounded_counts: counters::bounded(&jobs, true),
@@ -290,7 +296,7 @@ fn complete_many(table: &str, id: &str) -> String {
 }
 
 /// A reason, cut to the column that holds it.
-fn cut(reason: &str, max_chars: Option<i32>) -> String {
+pub(super) fn cut(reason: &str, max_chars: Option<i32>) -> String {
     match max_chars {
         Some(limit) => format!("left({reason}, {limit})"),
         None => reason.to_owned(),
@@ -492,7 +498,7 @@ pub(super) fn micros(column: &str) -> String {
 }
 
 /// Columns that show a job.
-fn row_columns(jobs: &JobTable<'_>) -> String {
+pub(super) fn row_columns(jobs: &JobTable<'_>) -> String {
     let time = |column: &str| format!("{} AS {column}", micros(column));
     // As bytes: a database with the encoding SQL_ASCII has texts that are no UTF-8, and the server refuses to send those
     // as text. One such row would keep all others from being listed.
@@ -525,22 +531,12 @@ fn row_columns(jobs: &JobTable<'_>) -> String {
 }
 
 /// State of a job in SQL, by the same rule as [`JobState::of`](tenure_core::jobs::JobState::of).
-fn state() -> String {
+pub(super) fn state() -> String {
     format!(
         "CASE WHEN t.completed_at IS NOT NULL THEN 'COMPLETED' WHEN t.failed_at IS NOT NULL THEN 'FAILED' \
               WHEN t.locked_until > clock_timestamp() AND t.locked_by = '{DELAYED_HOLDER}' THEN 'DELAYED' \
               WHEN t.locked_until > clock_timestamp() THEN 'RUNNING' \
               WHEN t.locked_until IS NULL OR t.locked_by = '{DELAYED_HOLDER}' THEN 'AVAILABLE' ELSE 'EXPIRED' END"
-    )
-}
-
-/// Lists jobs: `$1` a state or null for all, `$2` the limit, `$3` the id to continue after or null.
-fn list(jobs: &JobTable<'_>) -> String {
-    let (shown, state, table, id) = (row_columns(jobs), state(), jobs.table.quoted(), jobs.id);
-    format!(
-        "SELECT {shown} FROM {table} AS t \
-         WHERE ($1::text IS NULL OR {state} = $1) AND ($3::text IS NULL OR t.id > $3::text::{id}) \
-         ORDER BY t.id LIMIT $2::int8"
     )
 }
 

@@ -2,6 +2,7 @@
 #![cfg(feature = "jobs")]
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests, which clippy cannot see")]
 
+mod bulk;
 mod checkpoints;
 mod children;
 mod completing;
@@ -13,6 +14,7 @@ mod input;
 #[allow(dead_code, reason = "shared with the tests of advisory locks")]
 #[path = "../pg_advisory/link.rs"]
 mod link;
+mod listing;
 mod live;
 mod mapped;
 mod optional;
