@@ -183,6 +183,13 @@ Exit codes:
   2    invalid arguments
   125  tenure failed: an error of the server, missing permissions, or a missing or incompatible table";
 
+/// Exit codes in the `--help` of subcommands of `job` that change a queue as a whole.
+pub(crate) const QUEUE: &str = "\
+Exit codes:
+  0    done
+  2    invalid arguments
+  125  tenure failed: an error of the server, missing permissions, or a missing or incompatible table";
+
 /// Exit codes in the `--help` of `job checkpoint`.
 pub(crate) const CHECKPOINT: &str = "\
 Exit codes:

@@ -93,6 +93,14 @@ pub(crate) enum Event {
         #[serde(skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },
+    /// The queue was paused: no job is claimed, and running jobs go on.
+    Paused {
+        /// Reason that the operator gave.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
+    /// The queue was resumed.
+    Resumed,
     /// An operation failed.
     Error {
         /// Error message.

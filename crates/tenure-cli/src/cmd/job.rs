@@ -2,6 +2,7 @@
 
 mod change;
 mod checkpoint;
+pub(crate) mod pause;
 
 use std::fmt::Write as _;
 use std::io::Read as _;
@@ -15,6 +16,7 @@ use tenure::{Error, ErrorKind, Result};
 
 use change::{Cancel, ChangeArgs};
 use checkpoint::CheckpointSubcommand;
+use pause::Pause;
 
 use crate::args::store::DatabaseUrl;
 use crate::args::value::duration_or_zero;
@@ -42,6 +44,12 @@ pub(crate) enum JobSubcommand {
     /// Delete jobs that are not running
     #[command(after_help = exit::JOB)]
     Rm(ChangeArgs),
+    /// Pause a queue: workers of tenure claim no more jobs of it, running jobs go on
+    #[command(after_help = exit::QUEUE)]
+    Pause(Pause),
+    /// Resume a paused queue
+    #[command(after_help = exit::QUEUE)]
+    Resume(QueueArgs),
     /// Claim, save, complete and list chunks of a table of checkpoints
     #[command(subcommand)]
     Checkpoint(CheckpointSubcommand),
@@ -114,6 +122,8 @@ pub(crate) fn run(command: &JobSubcommand) -> Exit {
             JobSubcommand::Cancel(Cancel { jobs, reason }) => {
                 change::run(jobs, JobChange::Cancel(reason)).await
             }
+            JobSubcommand::Pause(pause) => pause::pause(pause).await,
+            JobSubcommand::Resume(queue) => pause::resume(queue).await,
             JobSubcommand::Rm(jobs) => change::run(jobs, JobChange::Remove).await,
         }
     })
@@ -184,6 +194,9 @@ async fn list(arguments: &ListJobs) -> Exit {
             Ok(page) => jobs.extend(page),
             Err(error) => return super::report_error(&error),
         }
+    }
+    if let Err(error) = pause::warn_of_pause(&queue).await {
+        return super::report_error(&error);
     }
     let text = if arguments.queue.json {
         jobs.iter().map(line).collect()

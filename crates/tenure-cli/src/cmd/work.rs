@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use nix::sys::signal::Signal;
 use tenure::Key;
-use tenure::jobs::{Job, JobOutcome, Options, Queue, Worker, WorkerStats};
+use tenure::jobs::{Job, JobOutcome, Options, Queue, QueuePause, Worker, WorkerStats};
 use tenure::retry::ExponentialBackoff;
 use tokio::sync::oneshot;
 
+use super::job::pause::described;
 use super::session::{self, Session};
 use crate::args::hold::kill_after;
 use crate::args::output::Output;
@@ -127,6 +128,9 @@ async fn open_queue(arguments: &Work, session: &mut Session) -> Result<Queue, Ex
     let builder = builder.on_outage(move |outage| outages.outage(outage));
     let jobs_aside = Arc::clone(reporter);
     let builder = builder.on_set_aside(move |job| jobs_aside.error(&job.to_string()));
+    let pauses = Arc::clone(reporter);
+    let name = arguments.queue.clone();
+    let builder = builder.on_pause(move |pause| report_pause(&pauses, &name, pause));
     let connecting = builder.connect(url, &arguments.queue);
     let connected = session::unless_stopped(connecting, &mut session.signals, reporter).await;
     let connected = connected.map_err(|_| Exit::Success)?;
@@ -242,6 +246,17 @@ fn progress_line(table: &str, stats: &WorkerStats, elapsed: Duration) -> String 
     let rate = (stats.completed + stats.failed) as f64 / elapsed.as_secs_f64().max(0.001);
     let _ = write!(text, ", {} running, {rate:.1}/s", stats.running);
     text
+}
+
+/// Reports that the queue is paused, or was resumed.
+fn report_pause(reporter: &Reporter, queue: &str, pause: Option<&QueuePause>) {
+    match pause {
+        Some(pause) => reporter.warn(
+            &Event::Paused { reason: pause.reason.clone() },
+            &format!("{queue} {}", described(pause)),
+        ),
+        None => reporter.warn(&Event::Resumed, &format!("{queue} was resumed")),
+    }
 }
 
 /// Reports the outcome of a job: every outcome as a JSON event, failures also as a log line.

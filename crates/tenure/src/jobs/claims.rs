@@ -66,8 +66,12 @@ impl QueueShared {
         if self.unanswered_claim.load(Ordering::Relaxed) {
             self.release_unanswered().await?;
         }
+        self.refresh_controls().await?;
         if self.sweep_is_due() {
             self.sweep().await?;
+        }
+        if self.controls.is_paused() {
+            return Ok(Vec::new());
         }
         let claims = self.claims.read().await;
         let claimed = match self.claim_rows(limit).await {

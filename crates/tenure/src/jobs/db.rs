@@ -225,7 +225,7 @@ impl JobDb {
     }
 
     /// The command that creates or extends the table.
-    fn schema_command(&self) -> String {
+    pub(super) fn schema_command(&self) -> String {
         if [DEFAULT_JOBS_TABLE, DEFAULT_CHECKPOINTS_TABLE].contains(&&*self.table.shown()) {
             return "tenure schema --apply".to_owned();
         }

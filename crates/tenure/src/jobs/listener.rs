@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio_postgres::types::Type;
 
+use super::controls::CONTROLS_CHANGED;
 use super::shared::QueueShared;
 use super::sql;
 use crate::Result;
@@ -54,7 +55,13 @@ async fn listen(queue: Weak<QueueShared>) {
         if let Some(mut listener) = listener {
             loop {
                 tokio::select! {
-                    received = listener.notifications.recv() => if received.is_none() { break },
+                    received = listener.notifications.recv() => match received {
+                        None => break,
+                        Some((_, payload)) if payload == CONTROLS_CHANGED => {
+                            shared.controls.read_soon(shared.db.clock.now());
+                        }
+                        Some(_) => {}
+                    },
                     () = shared.notifications.stopped.notified() => break,
                 }
                 shared.restart_scan();

@@ -8,10 +8,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::controls::{QUEUES_SHAPE, QUEUES_TABLE};
 use super::schema::{self, TableDefinition};
 use crate::store::pg::column_map::ColumnMap;
 use crate::store::pg::incarnation;
 use crate::store::pg::settings::Settings;
+use crate::store::pg::shape::TableShape;
 use crate::store::pg::table::Table;
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -101,15 +103,30 @@ impl Schema {
 
     fn new(table: &str, definition: TableDefinition) -> Result<Self> {
         let table = Table::parse(table, "")?;
-        let sql = format!("{}\n{}", schema::script(&definition, &table), incarnation::sql(&table));
-        Ok(Self {
+        let mut schema = Self {
             table,
             definition: Arc::new(definition),
-            sql,
+            sql: String::new(),
             mapped: None,
             lock_timeout: LOCK_TIMEOUT,
             on_progress: None,
-        })
+        };
+        let mut parts = vec![schema::script(&schema.definition, &schema.table)];
+        parts.extend(schema.tables_beside().into_iter().map(|(_, sql)| sql));
+        schema.sql = parts.join("\n");
+        Ok(schema)
+    }
+
+    /// Names of the tables of tenure's own beside the table, and the SQL that creates each and grants rights on it.
+    fn tables_beside(&self) -> Vec<(&'static str, String)> {
+        let shapes: &[(&'static str, TableShape)] =
+            if self.definition.has_attempts { &[(QUEUES_TABLE, QUEUES_SHAPE)] } else { &[] };
+        let mut tables: Vec<_> = shapes
+            .iter()
+            .map(|(name, shape)| (*name, shape.sql_beside(name, &self.table)))
+            .collect();
+        tables.push((incarnation::TABLE, incarnation::sql(&self.table)));
+        tables
     }
 
     /// Keeps the rows in an existing table whose columns have other names. `columns` are pairs of tenure's name and the
@@ -160,7 +177,7 @@ impl Schema {
 
     /// SQL for any state of the table, to hand to a database administrator: creates the table, or adds what it lacks,
     /// in one transaction. It may run twice and in several sessions at once. It refuses a table with an unknown layout.
-    /// It also creates the table of the server's incarnation.
+    /// It also creates the tables of the server's incarnation and, for a queue, of the settings of queues.
     ///
     /// It does not know of [mapped](Self::mapped) columns; [`plan`](Self::plan) does.
     pub fn sql(&self) -> &str {

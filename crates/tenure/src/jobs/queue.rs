@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio_postgres::GenericClient;
 
+use super::controls::{PauseCallbacks, QueuePause};
 use super::db::invalid;
 use super::detached::{run_detached, runtime_ended};
 use super::guard::JobGuard;
@@ -64,6 +65,7 @@ pub struct QueueBuilder {
     patience: Option<Duration>,
     on_outage: OutageCallbacks,
     set_aside: RowsSetAside,
+    on_pause: PauseCallbacks,
 }
 
 impl QueueBuilder {
@@ -95,6 +97,13 @@ impl QueueBuilder {
         self
     }
 
+    /// Calls `f` when the queue is [paused](Queue::pause), or was when it was first read, and without a pause when it is
+    /// resumed: within two seconds while a [`Worker`](super::Worker) runs. `f` must return soon.
+    pub fn on_pause(mut self, f: impl Fn(Option<&QueuePause>) + Send + Sync + 'static) -> Self {
+        self.on_pause.push(f);
+        self
+    }
+
     /// Connects to the queue in this table, as [`Queue::connect`] does.
     ///
     /// # Errors
@@ -107,9 +116,10 @@ impl QueueBuilder {
     ///
     /// Dropping the future leaves nothing behind.
     pub async fn connect(self, url: &str, table: &str) -> Result<Queue> {
-        let Self { options, patience, on_outage, set_aside } = self;
+        let Self { options, patience, on_outage, set_aside, on_pause } = self;
         let connected =
-            QueueShared::connect(url, table, options, patience, on_outage, set_aside).await;
+            QueueShared::connect(url, table, options, patience, on_outage, set_aside, on_pause)
+                .await;
         connected.map(Queue)
     }
 }

@@ -13,6 +13,7 @@ use tokio_postgres::types::Type;
 
 use super::batcher::Batcher;
 use super::bulk::BulkStatements;
+use super::controls::{Controls, PauseCallbacks};
 use super::db::JobDb;
 use super::heart::{Holds, RowName, Rows, Ticket};
 use super::job::Job;
@@ -40,6 +41,8 @@ pub(super) struct QueueShared {
     /// True if ids grow with time.
     pub(super) has_counted_ids: bool,
     pub(super) notifications: JobNotifications,
+    /// Settings that operators change while the queue runs.
+    pub(super) controls: Controls,
     state: Mutex<QueueState>,
     pub(super) claim_batches: Batcher<ClaimRequest>,
     pub(super) completion_batches: Batcher<CompleteRequest>,
@@ -94,6 +97,7 @@ impl QueueShared {
         patience: Option<Duration>,
         on_outage: OutageCallbacks,
         set_aside: RowsSetAside,
+        on_pause: PauseCallbacks,
     ) -> Result<Arc<Self>> {
         static QUEUES: AtomicU64 = AtomicU64::new(0);
         let mut db = JobDb::new(url, table, options, JOBS)?;
@@ -130,6 +134,7 @@ impl QueueShared {
             bulk_sql,
             has_counted_ids,
             notifications: JobNotifications::default(),
+            controls: Controls::new(on_pause, db.clock.now()),
             claim_batches: Batcher::default(),
             completion_batches: Batcher::default(),
             state: Mutex::new(QueueState {

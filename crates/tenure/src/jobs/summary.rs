@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio_postgres::types::Type;
 
 use super::Queue;
+use super::controls::QueuePause;
 use super::counters::{JobCounts, MAX_COUNTED};
 use super::job::JobRow;
 #[cfg(feature = "metrics")]
@@ -33,6 +34,8 @@ pub struct QueueSummary {
     pub completed_is_estimate: bool,
     /// Age of the oldest job that is available; in a large table, of the 10,000 that are claimed next.
     pub oldest_available: Option<Duration>,
+    /// Pause of the queue, if it is paused.
+    pub paused: Option<QueuePause>,
 }
 
 impl Queue {
@@ -66,6 +69,7 @@ impl Queue {
         };
         let read = |rows: Vec<tokio_postgres::Row>| rows.iter().map(JobRow::read).collect();
         let (running, failed) = (read(running), read(failed));
+        let paused = self.paused().await?;
         Ok(QueueSummary {
             counts,
             running,
@@ -73,6 +77,7 @@ impl Queue {
             at_least,
             completed_is_estimate,
             oldest_available,
+            paused,
         })
     }
 

@@ -18,6 +18,7 @@ mod listing;
 mod live;
 mod mapped;
 mod optional;
+mod pausing;
 mod plain;
 mod prepared;
 mod queue;

@@ -1,5 +1,6 @@
 //! `tenure job retry|cancel|rm`: changes jobs by their ids, or all jobs that a filter selects.
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use clap::Args;
@@ -152,7 +153,7 @@ async fn change_selected(
     let would = if dry_run { "would be " } else { "" };
     let mut text = format!("{jobs} {would}{}\n", done(change));
     if duplicates > 0 {
-        text += &format!("{duplicates} left: another job of the same unique key is open\n");
+        let _ = writeln!(text, "{duplicates} left: another job of the same unique key is open");
     }
     cmd::print(text.as_bytes())
 }

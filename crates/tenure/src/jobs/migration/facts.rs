@@ -8,7 +8,6 @@ use super::super::sql_function;
 use super::{MappedTable, Schema};
 use crate::store::pg::column_map::{self, ColumnMap};
 use crate::store::pg::connect::PgConnection;
-use crate::store::pg::incarnation;
 use crate::{Error, ErrorKind, Result};
 
 /// Ends of the names of functions of a table: `add` enqueues, `claimed` is called by the trigger.
@@ -31,7 +30,8 @@ pub(super) struct TableFacts {
     pub(super) functions: Vec<&'static str>,
     /// True if the function that enqueues has the present version.
     pub(super) has_current_add: bool,
-    pub(super) has_incarnation: bool,
+    /// Names of the existing tables of tenure's own beside the table.
+    pub(super) beside: Vec<String>,
 }
 
 /// The view of a table with other names.
@@ -100,7 +100,9 @@ impl TableFacts {
             "SELECT (SELECT string_agg(problem, ', ') FROM ({}) AS problems) AS problems, \
                     (SELECT c.relkind = 'p' FROM pg_class AS c WHERE c.oid = $1) AS is_partitioned, {} AS is_keyed, \
                     to_regproc($2) IS NOT NULL AS add, to_regproc($3) IS NOT NULL AS claimed, \
-                    coalesce({}, false) AS add_is_current, {}, \
+                    coalesce({}, false) AS add_is_current, \
+                    (SELECT coalesce(array_agg(c.relname::text), '{{}}') FROM pg_class AS c WHERE c.relname = ANY ($5) \
+                        AND c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass($4))) AS beside, \
                     array_agg(a.attname::text ORDER BY a.attnum) AS names, \
                     array_agg(NOT a.attnotnull ORDER BY a.attnum) AS may_be_null, \
                     array_agg(coalesce(col_description(a.attrelid, a.attnum) = '{ADDED_COLUMN}', false) ORDER BY a.attnum) AS added \
@@ -108,19 +110,24 @@ impl TableFacts {
             definition.refusals("$1::oid", &map),
             definition.is_keyed("$1::oid", &map),
             sql_function::is_current("$2"),
-            incarnation::query_columns("$4"),
         );
         let tree = tree(connection, oid, by).await?;
         let [add, claimed] = FUNCTIONS.map(|suffix| function(&schema.table, suffix));
-        // The incarnation is kept beside the queue, whose view may be missing yet.
-        let beside = match &view {
+        // Other tables are kept beside the queue, whose view may be missing yet.
+        let queue = match &view {
             Some(view) if view.columns.is_empty() => {
                 schema.mapped.as_ref().map_or_else(String::new, |it| it.table.quoted())
             }
             _ => schema.table.quoted(),
         };
-        let parameters: &[(&(dyn tokio_postgres::types::ToSql + Sync), Type)] =
-            &[(&oid, Type::OID), (&add, Type::TEXT), (&claimed, Type::TEXT), (&beside, Type::TEXT)];
+        let beside: Vec<&str> = schema.tables_beside().into_iter().map(|(name, _)| name).collect();
+        let parameters: &[(&(dyn tokio_postgres::types::ToSql + Sync), Type)] = &[
+            (&oid, Type::OID),
+            (&add, Type::TEXT),
+            (&claimed, Type::TEXT),
+            (&queue, Type::TEXT),
+            (&beside, Type::TEXT_ARRAY),
+        ];
         let rows = connection.query(&sql, parameters, by).await?;
         let Some(row) = rows.first() else { return Ok(None) };
         if let Some(problems) = row.get::<_, Option<String>>("problems") {
@@ -142,7 +149,7 @@ impl TableFacts {
             is_keyed: row.get("is_keyed"),
             functions: FUNCTIONS.into_iter().filter(|suffix| row.get(*suffix)).collect(),
             has_current_add: row.get("add_is_current"),
-            has_incarnation: row.get("incarnation_kept"),
+            beside: row.get("beside"),
             map,
             view,
         };

@@ -7,7 +7,6 @@ use super::super::schema::{ADDED_COLUMN, function, named, trigger};
 use super::super::sql_function;
 use super::facts::{RelationFacts, TableFacts, ViewFacts};
 use super::{Schema, UndoOptions};
-use crate::store::pg::incarnation;
 use crate::store::pg::job_columns::TRIGGER_VERSION;
 
 /// System columns that statements identify a row by. A table has them by itself, a view must name them.
@@ -69,9 +68,8 @@ impl SchemaPlan {
         stages.extend(indexes(schema, facts));
         stages.extend(functions(schema, facts));
         stages.extend(triggers(schema, facts));
-        if !facts.has_incarnation {
-            stages.push(incarnation_stage(schema));
-        }
+        let is_missing = |name: &str| !facts.beside.iter().any(|found| found == name);
+        stages.extend(stages_beside(schema, is_missing));
         Self::new(schema, stages)
     }
 
@@ -100,10 +98,14 @@ impl SchemaPlan {
     }
 }
 
-/// The stage that creates the table of the incarnation, and grants rights on it.
-pub(super) fn incarnation_stage(schema: &Schema) -> SchemaStage {
-    let sql = incarnation::sql(&schema.table).trim_end().trim_end_matches(';').to_owned();
-    SchemaStage::transaction("create the table of the server's incarnation", vec![sql])
+/// The stages that create the chosen tables of tenure's own, and grant rights on them.
+pub(super) fn stages_beside(schema: &Schema, choose: impl Fn(&str) -> bool) -> Vec<SchemaStage> {
+    let tables = schema.tables_beside().into_iter().filter(|(name, _)| choose(name));
+    let stage = |(name, sql): (&str, String)| {
+        let sql = sql.trim_end().trim_end_matches(';').to_owned();
+        SchemaStage::transaction(format!("create the table {name}"), vec![sql])
+    };
+    tables.map(stage).collect()
 }
 
 fn columns(schema: &Schema, facts: &TableFacts) -> Option<SchemaStage> {

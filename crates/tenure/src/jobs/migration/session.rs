@@ -6,7 +6,7 @@ use tenure_core::Time;
 use tenure_core::jobs::DELAYED_HOLDER;
 
 use super::facts::TableFacts;
-use super::plan::{SchemaPlan, SchemaStage, incarnation_stage};
+use super::plan::{SchemaPlan, SchemaStage, stages_beside};
 use super::{Schema, UndoOptions};
 use crate::store::pg::connect::PgConnection;
 use crate::store::pg::durable::DURABLE;
@@ -77,7 +77,10 @@ impl MigrationSession {
             let plan = SchemaPlan::add(schema, &facts);
             if plan.is_empty() {
                 // Grants to roles that have been given the table since then.
-                return self.transaction(schema, &incarnation_stage(schema)).await;
+                for stage in stages_beside(schema, |_| true) {
+                    self.transaction(schema, &stage).await?;
+                }
+                return Ok(());
             }
             if !has_turn {
                 self.wait_for_turn(schema).await?;

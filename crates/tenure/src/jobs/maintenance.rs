@@ -1,0 +1,24 @@
+//! Tasks of a worker beside its jobs, also while it claims none.
+
+use std::convert::Infallible;
+
+use super::shared::QueueShared;
+
+impl QueueShared {
+    /// Keeps the settings of the queue up to date while a worker runs. A worker whose tasks are all busy does not claim,
+    /// and would not read them.
+    pub(super) async fn maintain(&self) -> Infallible {
+        loop {
+            let due = self.controls.next_reading();
+            self.db.clock.sleep_until(due).await;
+            if let Err(error) = self.refresh_controls().await {
+                // Claims fail for the same reason, and report it.
+                tracing::debug!(name: "tenure.request_failed", store = %self.db, %error);
+                self.db
+                    .clock
+                    .sleep_until(self.db.clock.now() + super::controls::CONTROL_INTERVAL)
+                    .await;
+            }
+        }
+    }
+}
