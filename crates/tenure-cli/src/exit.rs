@@ -190,6 +190,14 @@ Exit codes:
   2    invalid arguments
   125  tenure failed: an error of the server, missing permissions, or a missing or incompatible table";
 
+/// Exit codes in the `--help` of `job schedule rm`.
+pub(crate) const SCHEDULE_RM: &str = "\
+Exit codes:
+  0    done
+  1    there is no such schedule
+  2    invalid arguments
+  125  tenure failed: an error of the server, missing permissions, or a missing or incompatible table";
+
 /// Exit codes in the `--help` of `job checkpoint`.
 pub(crate) const CHECKPOINT: &str = "\
 Exit codes:

@@ -5,6 +5,7 @@
 
 mod heart;
 mod leases_ahead;
+mod schedule;
 mod set_aside;
 
 use std::cmp::Ordering;
@@ -13,6 +14,7 @@ use std::str::FromStr;
 
 pub use heart::{HeartbeatSchedule, RenewalBatch, RenewalEvent, RenewalOutcome};
 pub use leases_ahead::{LEASE_MARK, LeaseAhead, LeasesAhead, recorded_lease, worker_name};
+pub use schedule::{CatchUp, MAX_CAUGHT_UP, MISSED_AFTER};
 pub use set_aside::SetAside;
 
 use crate::keeper::Loss;

@@ -44,6 +44,8 @@ mod notifications;
 mod optional_columns;
 mod options;
 mod queue;
+#[cfg(feature = "schedules")]
+mod schedules;
 mod schema;
 mod set_aside;
 mod shared;
@@ -63,8 +65,12 @@ pub use job::{Enqueued, Job, JobRow, NewJob};
 pub use migration::{Schema, SchemaPlan, SchemaStage, UndoOptions};
 pub use options::{DEFAULT_CHECKPOINTS_TABLE, DEFAULT_JOBS_TABLE, Options};
 pub use queue::{Queue, QueueBuilder};
+#[cfg(feature = "schedules")]
+pub use schedules::{NewSchedule, ScheduleRow};
 pub use set_aside::JobSetAside;
 pub use summary::QueueSummary;
 pub use sweep::Swept;
+#[cfg(feature = "schedules")]
+pub use tenure_core::jobs::CatchUp;
 pub use tenure_core::jobs::JobState;
 pub use worker::{Failure, JobOutcome, Progress, Worker, WorkerStats};

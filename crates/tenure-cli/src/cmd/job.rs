@@ -3,6 +3,7 @@
 mod change;
 mod checkpoint;
 pub(crate) mod pause;
+mod schedule;
 
 use std::fmt::Write as _;
 use std::io::Read as _;
@@ -17,6 +18,7 @@ use tenure::{Error, ErrorKind, Result};
 use change::{Cancel, ChangeArgs};
 use checkpoint::CheckpointSubcommand;
 use pause::Pause;
+use schedule::ScheduleSubcommand;
 
 use crate::args::store::DatabaseUrl;
 use crate::args::value::duration_or_zero;
@@ -50,6 +52,9 @@ pub(crate) enum JobSubcommand {
     /// Resume a paused queue
     #[command(after_help = exit::QUEUE)]
     Resume(QueueArgs),
+    /// Add, list and remove schedules: jobs that are enqueued at the times of a cron expression
+    #[command(subcommand)]
+    Schedule(ScheduleSubcommand),
     /// Claim, save, complete and list chunks of a table of checkpoints
     #[command(subcommand)]
     Checkpoint(CheckpointSubcommand),
@@ -124,6 +129,7 @@ pub(crate) fn run(command: &JobSubcommand) -> Exit {
             }
             JobSubcommand::Pause(pause) => pause::pause(pause).await,
             JobSubcommand::Resume(queue) => pause::resume(queue).await,
+            JobSubcommand::Schedule(command) => schedule::run(command).await,
             JobSubcommand::Rm(jobs) => change::run(jobs, JobChange::Remove).await,
         }
     })

@@ -1,4 +1,4 @@
-//! Settings of a queue that operators change while it runs: its pause.
+//! Settings of a queue that operators change while it runs: its pause, and the tables of its settings and schedules.
 //!
 //! They are rows of the table `tenure_queues`, in the schema of the queue's table, and tenure's own. Workers read the row
 //! once per [`CONTROL_INTERVAL`], not with every claim: a queue without settings costs its claims nothing. A change is
@@ -40,6 +40,29 @@ pub(super) const QUEUES_SHAPE: TableShape = TableShape {
     unlogged: false,
 };
 
+/// Name of the table of schedules.
+pub(super) const SCHEDULES_TABLE: &str = "tenure_schedules";
+
+pub(super) const SCHEDULES_SHAPE: TableShape = TableShape {
+    what: "The schedules of tenure's queues in this schema",
+    version: "tenure schedules, version 1",
+    columns: &[
+        ("queue", "text", "NOT NULL"),
+        ("name", "text", "NOT NULL"),
+        ("cron", "text", "NOT NULL"),
+        ("time_zone", "text", "NOT NULL"),
+        ("catch_up", "text", "NOT NULL"),
+        ("payload", "text", "NOT NULL"),
+        ("priority", "integer", "NOT NULL"),
+        ("max_attempts", "integer", "NOT NULL"),
+        ("next_at", "timestamp with time zone", "NOT NULL"),
+        ("last_at", "timestamp with time zone", ""),
+    ],
+    key: "queue, name",
+    rights: "SELECT, INSERT, UPDATE, DELETE",
+    unlogged: false,
+};
+
 /// Interval at which a worker reads the settings.
 pub(super) const CONTROL_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval at which a worker looks for a table of settings that is missing.
@@ -71,6 +94,8 @@ struct ControlState {
     /// Place of the settings; `None` if there is no such table, or it was not looked for yet.
     place: Option<ControlPlace>,
     paused: Option<QueuePause>,
+    /// True if a schedule of the queue was due when the settings were read.
+    has_due_schedules: bool,
     next_reading: Time,
 }
 
@@ -81,6 +106,8 @@ pub(super) struct ControlPlace {
     pub(super) schema: String,
     /// Name of the queue in the column `queue`.
     pub(super) queue: String,
+    /// True if the table of schedules exists, too.
+    pub(super) has_schedules: bool,
 }
 
 impl ControlPlace {
@@ -117,12 +144,19 @@ impl std::fmt::Debug for PauseCallbacks {
 
 impl Controls {
     pub(super) fn new(callbacks: PauseCallbacks, now: Time) -> Self {
-        let state = ControlState { place: None, paused: None, next_reading: now };
+        let state =
+            ControlState { place: None, paused: None, has_due_schedules: false, next_reading: now };
         Self { state: Mutex::new(state), callbacks }
     }
 
     pub(super) fn is_paused(&self) -> bool {
         self.state.lock().paused.is_some()
+    }
+
+    /// True once for each reading that found a schedule due.
+    #[cfg(feature = "schedules")]
+    pub(super) fn take_due_schedules(&self) -> bool {
+        std::mem::take(&mut self.state.lock().has_due_schedules)
     }
 
     /// Time at which the settings must be read again.
@@ -171,8 +205,17 @@ impl QueueShared {
     /// Reads the settings; the pause, if there is one.
     async fn read_controls(&self) -> Result<Option<QueuePause>> {
         let Some(place) = self.control_place().await? else { return Ok(None) };
+        let has_due = if place.has_schedules {
+            format!(
+                "EXISTS (SELECT FROM {}.{SCHEDULES_TABLE} AS s WHERE s.queue = $1 AND s.next_at <= clock_timestamp())",
+                place.schema
+            )
+        } else {
+            "false".to_owned()
+        };
         let sql = format!(
-            "SELECT {NOW} AS now, {} AS paused_at, t.pause_reason, t.paused_at IS NOT NULL AS is_paused \
+            "SELECT {NOW} AS now, {} AS paused_at, t.pause_reason, t.paused_at IS NOT NULL AS is_paused, \
+                 {has_due} AS has_due_schedules \
              FROM (SELECT) AS one LEFT JOIN {} AS t ON t.queue = $1",
             super::sql::micros("paused_at"),
             place.table()
@@ -184,6 +227,8 @@ impl QueueShared {
         };
         let paused = rows.first().filter(|row| row.get("is_paused")).map(pause);
         self.controls.note(paused.as_ref());
+        self.controls.state.lock().has_due_schedules =
+            rows.iter().any(|row| row.get("has_due_schedules"));
         Ok(paused)
     }
 
@@ -194,6 +239,7 @@ impl QueueShared {
         }
         let sql = format!(
             "SELECT {NOW} AS now, q.place, q.queue, to_regclass(q.place || '.{QUEUES_TABLE}') IS NOT NULL AS exists, \
+                 to_regclass(q.place || '.{SCHEDULES_TABLE}') IS NOT NULL AS has_schedules, \
                  coalesce(has_table_privilege(to_regclass(q.place || '.{QUEUES_TABLE}'), 'SELECT'), true) AS allowed \
              FROM (SELECT format('%I', n.nspname) AS place, c.relname::text AS queue \
                  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = to_regclass($1)) AS q"
@@ -212,7 +258,11 @@ impl QueueShared {
         }
         let mut state = self.controls.state.lock();
         if row.get("exists") {
-            state.place = Some(ControlPlace { schema: row.get("place"), queue: row.get("queue") });
+            state.place = Some(ControlPlace {
+                schema: row.get("place"),
+                queue: row.get("queue"),
+                has_schedules: row.get("has_schedules"),
+            });
         } else {
             state.next_reading = self.db.clock.now() + MISSING_TABLE_INTERVAL;
         }
@@ -291,13 +341,16 @@ impl Queue {
     /// Place of the settings.
     pub(super) async fn control_place(&self) -> Result<ControlPlace> {
         let place = self.0.control_place().await.map_err(|error| self.at(error))?;
-        place.ok_or_else(|| {
-            let message = format!(
-                "there is no table {QUEUES_TABLE} in the schema of {}: run `{}`",
-                self.table(),
-                self.0.db.schema_command()
-            );
-            self.at(Error::new(ErrorKind::Misconfigured, message))
-        })
+        place.ok_or_else(|| self.missing_table(QUEUES_TABLE))
+    }
+
+    /// Error that a table of tenure's own is missing.
+    pub(super) fn missing_table(&self, name: &str) -> Error {
+        let message = format!(
+            "there is no table {name} in the schema of {}: run `{}`",
+            self.table(),
+            self.0.db.schema_command()
+        );
+        self.at(Error::new(ErrorKind::Misconfigured, message))
     }
 }

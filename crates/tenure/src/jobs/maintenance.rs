@@ -3,15 +3,27 @@
 use std::convert::Infallible;
 
 use super::shared::QueueShared;
+use crate::Result;
 
 impl QueueShared {
-    /// Keeps the settings of the queue up to date while a worker runs. A worker whose tasks are all busy does not claim,
+    async fn maintain_once(&self) -> Result<()> {
+        self.refresh_controls().await?;
+        #[cfg(feature = "schedules")]
+        if self.controls.take_due_schedules()
+            && let Some(place) = self.control_place().await?
+        {
+            self.fire_schedules(&place).await?;
+        }
+        Ok(())
+    }
+
+    /// Keeps the settings of the queue up to date and fires its schedules while a worker runs. A worker whose tasks are all busy does not claim,
     /// and would not read them.
     pub(super) async fn maintain(&self) -> Infallible {
         loop {
             let due = self.controls.next_reading();
             self.db.clock.sleep_until(due).await;
-            if let Err(error) = self.refresh_controls().await {
+            if let Err(error) = self.maintain_once().await {
                 // Claims fail for the same reason, and report it.
                 tracing::debug!(name: "tenure.request_failed", store = %self.db, %error);
                 self.db

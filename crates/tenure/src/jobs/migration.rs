@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::controls::{QUEUES_SHAPE, QUEUES_TABLE};
+use super::controls::{QUEUES_SHAPE, QUEUES_TABLE, SCHEDULES_SHAPE, SCHEDULES_TABLE};
 use super::schema::{self, TableDefinition};
 use crate::store::pg::column_map::ColumnMap;
 use crate::store::pg::incarnation;
@@ -119,8 +119,11 @@ impl Schema {
 
     /// Names of the tables of tenure's own beside the table, and the SQL that creates each and grants rights on it.
     fn tables_beside(&self) -> Vec<(&'static str, String)> {
-        let shapes: &[(&'static str, TableShape)] =
-            if self.definition.has_attempts { &[(QUEUES_TABLE, QUEUES_SHAPE)] } else { &[] };
+        let shapes: &[(&'static str, TableShape)] = if self.definition.has_attempts {
+            &[(QUEUES_TABLE, QUEUES_SHAPE), (SCHEDULES_TABLE, SCHEDULES_SHAPE)]
+        } else {
+            &[]
+        };
         let mut tables: Vec<_> = shapes
             .iter()
             .map(|(name, shape)| (*name, shape.sql_beside(name, &self.table)))
@@ -177,7 +180,8 @@ impl Schema {
 
     /// SQL for any state of the table, to hand to a database administrator: creates the table, or adds what it lacks,
     /// in one transaction. It may run twice and in several sessions at once. It refuses a table with an unknown layout.
-    /// It also creates the tables of the server's incarnation and, for a queue, of the settings of queues.
+    /// It also creates the tables of the server's incarnation and, for a queue, of the settings and the schedules
+    /// of queues.
     ///
     /// It does not know of [mapped](Self::mapped) columns; [`plan`](Self::plan) does.
     pub fn sql(&self) -> &str {

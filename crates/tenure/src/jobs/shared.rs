@@ -20,6 +20,8 @@ use super::job::Job;
 use super::notifications::JobNotifications;
 use super::optional_columns::OptionalColumns;
 use super::options::Options;
+#[cfg(feature = "schedules")]
+use super::schedules::{self, UnreadableSchedules};
 use super::set_aside::RowsSetAside;
 use super::sql::{JobStatements, JobTable};
 use crate::mutex::Mutex;
@@ -38,6 +40,10 @@ pub(super) struct QueueShared {
     pub(super) holds: Arc<Holds>,
     pub(super) sql: JobStatements,
     pub(super) bulk_sql: BulkStatements,
+    #[cfg(feature = "schedules")]
+    pub(super) fire_sql: String,
+    #[cfg(feature = "schedules")]
+    pub(super) unreadable_schedules: UnreadableSchedules,
     /// True if ids grow with time.
     pub(super) has_counted_ids: bool,
     pub(super) notifications: JobNotifications,
@@ -127,11 +133,17 @@ impl QueueShared {
         };
         let (sql, bulk_sql) = (JobStatements::new(jobs), BulkStatements::new(&jobs));
         let has_counted_ids = jobs.has_counted_ids();
+        #[cfg(feature = "schedules")]
+        let fire_sql = schedules::fire(&jobs);
         let holds = Holds::new(db.lease, db.clock.clone());
         let shared = Arc::new(Self {
             holds: Arc::clone(&holds),
             sql,
             bulk_sql,
+            #[cfg(feature = "schedules")]
+            fire_sql,
+            #[cfg(feature = "schedules")]
+            unreadable_schedules: UnreadableSchedules::default(),
             has_counted_ids,
             notifications: JobNotifications::default(),
             controls: Controls::new(on_pause, db.clock.now()),

@@ -275,7 +275,7 @@ where
     /// Dropping the future drops the handlers; their jobs are released in the background, as failed attempts.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<WorkerStats> {
         let outage = self.queue.0.outage.clone();
-        let serving = race(self.serve(shutdown), self.queue.0.maintain());
+        let serving = Box::pin(race(self.serve(shutdown), self.queue.0.maintain()));
         let ended = match race(serving, outage.report()).await {
             Either::First(Either::First(ended)) => ended,
             Either::First(Either::Second(never)) | Either::Second(never) => match never {},

@@ -97,11 +97,11 @@ fn bulk_changes_and_completions_do_not_fail_each_other() {
         let queue = scene.queue().await;
         fill(&queue, 600).await;
         let jobs = queue.claim_many(600).await.unwrap();
-        let canceller = scene.queue().await;
+        let operator = scene.queue().await;
         let all = JobFilter::new();
         let (lost, cancelled) = tokio::join!(
             queue.complete_many(jobs),
-            canceller.change_many(&all, JobChange::Cancel("stop"))
+            operator.change_many(&all, JobChange::Cancel("stop"))
         );
         assert_eq!(lost.unwrap().len(), usize::try_from(cancelled.unwrap().changed).unwrap());
     });

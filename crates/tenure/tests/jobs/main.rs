@@ -23,6 +23,8 @@ mod plain;
 mod prepared;
 mod queue;
 mod rows;
+#[cfg(feature = "schedules")]
+mod schedules;
 mod schema;
 #[allow(dead_code, reason = "shared with the tests of locks")]
 #[path = "../pg_lease/server.rs"]
