@@ -24,6 +24,8 @@ mod pausing;
 mod pg_server;
 #[path = "cli/queue.rs"]
 mod queue;
+#[path = "jobs/retention.rs"]
+mod retention;
 #[path = "jobs/schedules.rs"]
 mod schedules;
 #[path = "jobs/schema.rs"]

@@ -44,6 +44,7 @@ mod notifications;
 mod optional_columns;
 mod options;
 mod queue;
+mod retention;
 #[cfg(feature = "schedules")]
 mod schedules;
 mod schema;
@@ -65,6 +66,7 @@ pub use job::{Enqueued, Job, JobRow, NewJob};
 pub use migration::{Schema, SchemaPlan, SchemaStage, UndoOptions};
 pub use options::{DEFAULT_CHECKPOINTS_TABLE, DEFAULT_JOBS_TABLE, Options};
 pub use queue::{Queue, QueueBuilder};
+pub use retention::Retention;
 #[cfg(feature = "schedules")]
 pub use schedules::{NewSchedule, ScheduleRow};
 pub use set_aside::JobSetAside;

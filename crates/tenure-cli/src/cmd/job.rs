@@ -3,6 +3,7 @@
 mod change;
 mod checkpoint;
 pub(crate) mod pause;
+pub(crate) mod prune;
 mod schedule;
 
 use std::fmt::Write as _;
@@ -18,6 +19,7 @@ use tenure::{Error, ErrorKind, Result};
 use change::{Cancel, ChangeArgs};
 use checkpoint::CheckpointSubcommand;
 use pause::Pause;
+use prune::Prune;
 use schedule::ScheduleSubcommand;
 
 use crate::args::store::DatabaseUrl;
@@ -52,6 +54,9 @@ pub(crate) enum JobSubcommand {
     /// Resume a paused queue
     #[command(after_help = exit::QUEUE)]
     Resume(QueueArgs),
+    /// Delete jobs that ended long ago
+    #[command(after_help = exit::QUEUE)]
+    Prune(Prune),
     /// Add, list and remove schedules: jobs that are enqueued at the times of a cron expression
     #[command(subcommand)]
     Schedule(ScheduleSubcommand),
@@ -130,6 +135,7 @@ pub(crate) fn run(command: &JobSubcommand) -> Exit {
             JobSubcommand::Pause(pause) => pause::pause(pause).await,
             JobSubcommand::Resume(queue) => pause::resume(queue).await,
             JobSubcommand::Schedule(command) => schedule::run(command).await,
+            JobSubcommand::Prune(prune) => prune::run(prune).await,
             JobSubcommand::Rm(jobs) => change::run(jobs, JobChange::Remove).await,
         }
     })

@@ -18,6 +18,7 @@ use tenure::retry::ExponentialBackoff;
 use tokio::sync::oneshot;
 
 use super::job::pause::described;
+use super::job::prune::RetentionArgs;
 use super::session::{self, Session};
 use crate::args::hold::kill_after;
 use crate::args::output::Output;
@@ -68,6 +69,8 @@ pub(crate) struct Work {
     /// lease, at most 5s
     #[arg(long, value_name = "DURATION", value_parser = duration_or_zero)]
     kill_after: Option<Duration>,
+    #[command(flatten)]
+    retention: RetentionArgs,
     #[command(flatten)]
     metrics: MetricsArgs,
     #[command(flatten)]
@@ -152,7 +155,7 @@ async fn work(
     let running_jobs = Arc::new(RunningJobs::default());
     let (concurrency, until_empty) = (usize::from(arguments.concurrency), arguments.until_empty);
     let (grace, stop_time) = (arguments.grace, arguments.stop_grace());
-    let output = arguments.output;
+    let (output, retention) = (arguments.output, arguments.retention.retention());
     let Ok(url) = arguments.store.postgres_url() else { return Exit::Usage };
     let job_command = Arc::new(JobCommand {
         environment: job_command::environment(&queue, arguments.lease),
@@ -168,6 +171,7 @@ async fn work(
     });
     let worker = Worker::new(queue.clone(), move |job: Job| Arc::clone(&job_command).run(job));
     let worker = worker.concurrency(concurrency).until_empty(until_empty).watchful(true);
+    let worker = worker.keep(retention);
     let worker = worker.on_outcome({
         let reporter = Arc::clone(reporter);
         move |job, outcome| report_outcome(&reporter, job, outcome)

@@ -34,6 +34,9 @@ pub(super) const QUEUES_SHAPE: TableShape = TableShape {
         ("queue", "text", "NOT NULL"),
         ("paused_at", "timestamp with time zone", ""),
         ("pause_reason", "text", ""),
+        // Time of the last run of the retention, and the id that the next one continues after.
+        ("pruned_at", "timestamp with time zone", ""),
+        ("prune_after", "text", ""),
     ],
     key: "queue",
     rights: "SELECT, INSERT, UPDATE, DELETE",

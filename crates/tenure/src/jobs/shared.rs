@@ -20,6 +20,7 @@ use super::job::Job;
 use super::notifications::JobNotifications;
 use super::optional_columns::OptionalColumns;
 use super::options::Options;
+use super::retention;
 #[cfg(feature = "schedules")]
 use super::schedules::{self, UnreadableSchedules};
 use super::set_aside::RowsSetAside;
@@ -40,6 +41,7 @@ pub(super) struct QueueShared {
     pub(super) holds: Arc<Holds>,
     pub(super) sql: JobStatements,
     pub(super) bulk_sql: BulkStatements,
+    pub(super) prune_sql: String,
     #[cfg(feature = "schedules")]
     pub(super) fire_sql: String,
     #[cfg(feature = "schedules")]
@@ -132,7 +134,7 @@ impl QueueShared {
             optional,
         };
         let (sql, bulk_sql) = (JobStatements::new(jobs), BulkStatements::new(&jobs));
-        let has_counted_ids = jobs.has_counted_ids();
+        let (has_counted_ids, prune_sql) = (jobs.has_counted_ids(), retention::prune(&jobs));
         #[cfg(feature = "schedules")]
         let fire_sql = schedules::fire(&jobs);
         let holds = Holds::new(db.lease, db.clock.clone());
@@ -140,6 +142,7 @@ impl QueueShared {
             holds: Arc::clone(&holds),
             sql,
             bulk_sql,
+            prune_sql,
             #[cfg(feature = "schedules")]
             fire_sql,
             #[cfg(feature = "schedules")]

@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 
 use super::listener::JobListener;
 use super::options::Options;
+use super::retention::Retention;
 use super::{Job, JobGuard, Queue};
 use crate::mutex::Mutex;
 use crate::race::{Either, race};
@@ -196,6 +197,7 @@ pub struct Worker<H> {
     budget: Duration,
     until_empty: bool,
     watchful: bool,
+    retention: Retention,
     progress: Progress,
     outcome_callback: Option<OutcomeCallback>,
 }
@@ -214,6 +216,7 @@ impl<H> Worker<H> {
             budget: Duration::from_secs(30),
             until_empty: false,
             watchful: false,
+            retention: Retention::new(),
             progress: Progress::default(),
             outcome_callback: None,
         }
@@ -242,6 +245,13 @@ impl<H> Worker<H> {
     #[must_use]
     pub fn watchful(self, watchful: bool) -> Self {
         Self { watchful, ..self }
+    }
+
+    /// Deletes jobs that ended longer ago than `retention` keeps them, while the worker runs: once per minute over all
+    /// workers of the queue, in bounded statements.
+    #[must_use]
+    pub fn keep(self, retention: Retention) -> Self {
+        Self { retention, ..self }
     }
 
     /// Calls `callback` with the outcome of each job.
@@ -274,8 +284,11 @@ where
     ///
     /// Dropping the future drops the handlers; their jobs are released in the background, as failed attempts.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<WorkerStats> {
+        if self.retention.is_limited() {
+            self.queue.check_can_prune().await?;
+        }
         let outage = self.queue.0.outage.clone();
-        let serving = Box::pin(race(self.serve(shutdown), self.queue.0.maintain()));
+        let serving = Box::pin(race(self.serve(shutdown), self.queue.0.maintain(self.retention)));
         let ended = match race(serving, outage.report()).await {
             Either::First(Either::First(ended)) => ended,
             Either::First(Either::Second(never)) | Either::Second(never) => match never {},

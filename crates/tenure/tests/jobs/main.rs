@@ -22,6 +22,7 @@ mod pausing;
 mod plain;
 mod prepared;
 mod queue;
+mod retention;
 mod rows;
 #[cfg(feature = "schedules")]
 mod schedules;
