@@ -93,6 +93,11 @@ impl Command {
                     return Some(error);
                 }
             }
+            Self::Top(top) => {
+                if let Some(error) = top.usage_error() {
+                    return Some(error);
+                }
+            }
             // These two examine the store itself, also that of their own process.
             Self::Doctor(doctor) => return doctor.store().relative_directory_error(),
             Self::Bench(bench) => return bench.store.relative_directory_error(),

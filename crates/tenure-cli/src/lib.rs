@@ -38,6 +38,7 @@ mod keys;
 mod mutex;
 mod notify;
 mod other_kind;
+mod queue_monitor;
 mod report;
 mod signals;
 mod supervise;

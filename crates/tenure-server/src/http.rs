@@ -4,11 +4,13 @@
 //! |---|---|
 //! | `/` | the status page |
 //! | `/events` | data of the page, as a stream of server-sent events |
-//! | `/api/now`, `/api/key`, `/api/watched` | the same data, once |
+//! | `/api/now`, `/api/key`, `/api/watched`, `/api/job` | the same data, once |
 //! | `/api/break`, `/api/step-down` | break a hold, or request a hand-off; both need the auth token |
+//! | `/api/job/retry`, `/api/job/cancel` | retry or cancel a job of a watched queue; both need the auth token |
 //! | `/metrics` | metrics for Prometheus |
 //! | `/livez`, `/readyz` | health: the engine responds; the engine accepts requests |
 
+mod jobs;
 mod metrics;
 mod now;
 mod server_info;
@@ -34,15 +36,22 @@ use tenure_core::Time;
 use tenure_core::table::KeySpace;
 use tokio::sync::Semaphore;
 
+use crate::clock;
 use crate::engine::{AdminOutcome, Engine};
 use crate::server::Handle;
+use jobs::JobChange;
 use site::Site;
 use watched::StoreMonitor;
 
-pub use watched::{HolderView, InspectFuture, JobView, NameView, StoreView, WatchedStore};
+pub use watched::{
+    HolderView, InspectFuture, JobError, JobFuture, JobView, NameView, QueueView, StoreView,
+    WatchedJobs, WatchedStore,
+};
 
 /// Minimum interval between two updates of a page.
 const PAGE_INTERVAL: Duration = Duration::from_millis(400);
+/// Minimum interval between two readings of a job for a page.
+const JOB_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of open pages.
 const MAX_VIEWERS: usize = 32;
 
@@ -71,7 +80,7 @@ pub fn start(options: HttpOptions) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let HttpOptions { listener, handle, auth_required, host, watched } = options;
     let viewers = Semaphore::new(MAX_VIEWERS);
-    let monitors = watched.into_iter().map(|store| Arc::new(StoreMonitor::new(store))).collect();
+    let monitors = watched::monitors(watched);
     let site =
         Arc::new(Site { handle, auth_required, host, viewers, monitors, since: Instant::now() });
     let serve = async move {
@@ -95,22 +104,27 @@ fn router(site: Arc<Site>) -> Router {
         .route("/api/now", get(now_once))
         .route("/api/key", get(key_once))
         .route("/api/watched", get(watched_once))
+        .route("/api/job", get(job_once))
         .route("/metrics", get(scrape))
         .route_layer(middleware::from_fn_with_state(Arc::clone(&site), require_auth));
     Router::new()
         .route("/", get(|| async { file("text/html", include_str!("http/page/index.html")) }))
         .route("/page.css", get(|| async { file("text/css", include_str!("http/page/page.css")) }))
-        .route(
-            "/page.js",
-            get(|| async { file("text/javascript", include_str!("http/page/page.js")) }),
-        )
+        .route("/page.js", get(|| async { script(include_str!("http/page/page.js")) }))
+        .route("/jobs.js", get(|| async { script(include_str!("http/page/jobs.js")) }))
         .route("/livez", get(live))
         .route("/readyz", get(ready))
         .route("/api/break", post(break_hold))
         .route("/api/step-down", post(request_handoff))
+        .route("/api/job/retry", post(retry_job))
+        .route("/api/job/cancel", post(cancel_job))
         .merge(protected)
         .layer(middleware::from_fn_with_state(Arc::clone(&site), check_host))
         .with_state(site)
+}
+
+fn script(text: &'static str) -> Response {
+    file("text/javascript", text)
 }
 
 /// Response with a file of the page. Its content security policy allows scripts and styles of this server only.
@@ -215,6 +229,7 @@ enum PageView {
     Now { filter: String },
     Key { space: KeySpace, name: Vec<u8> },
     Watched,
+    Job { store: String, id: String },
     Server,
 }
 
@@ -226,6 +241,7 @@ impl PageView {
         match text("view").as_str() {
             "key" => Self::Key { space: space(&text("kind")), name: text("name").into_bytes() },
             "watched" => Self::Watched,
+            "job" => Self::Job { store: text("store"), id: text("id") },
             "server" => Self::Server,
             _ => Self::Now { filter: text("filter") },
         }
@@ -238,8 +254,13 @@ impl PageView {
             Self::Key { space, name } => now::key(site, *space, name.clone()).await?,
             Self::Watched => {
                 let stores: Vec<Value> = site.monitors.iter().map(StoreMonitor::view).collect();
-                json!({ "stores": stores })
+                json!({ "stores": stores, "now": clock::wall_micros() / 1_000 })
             }
+            // The page shows the reason, and reads again: the job may appear, and the queue may come back.
+            Self::Job { store, id } => match jobs::read(site, store, id).await {
+                Ok(job) => job,
+                Err((_, why)) => json!({ "error": why.trim_end() }),
+            },
             Self::Server => {
                 let metrics = site.query_engine(|engine, now| engine.metrics(now)).await?;
                 json!({ "figures": server_info::json(&metrics, site.since.elapsed()) })
@@ -248,6 +269,21 @@ impl PageView {
         // Part of every view: the page shows the link to the watched stores if there are any.
         view["watched"] = site.monitors.len().into();
         Some(view)
+    }
+
+    /// Minimum interval between two updates of a page.
+    fn interval(&self) -> Duration {
+        if matches!(self, Self::Job { .. }) { JOB_INTERVAL } else { PAGE_INTERVAL }
+    }
+
+    /// True if `new` shows the same as `last`. A job is the only view that does not change by itself, and may be large.
+    fn is_unchanged(&self, last: &Value, new: &Value) -> bool {
+        let timeless = |value: &Value| {
+            let mut job = value["job"].clone();
+            (job["left_ms"], job["running_ms"]) = (Value::Null, Value::Null);
+            (job, value["error"].clone())
+        };
+        matches!(self, Self::Job { .. }) && timeless(last) == timeless(new)
     }
 }
 
@@ -277,21 +313,50 @@ async fn watched_once(State(site): SiteState) -> Response {
         .map_or_else(engine_timed_out, |value| Json(value).into_response())
 }
 
-/// Streams a view to a page. Each update is followed by a pause of nine times its duration, but at least
-/// [`PAGE_INTERVAL`]: open pages must not keep the engine busy.
+async fn job_once(State(site): SiteState, Query(params): QueryParams) -> Response {
+    let text = |name: &str| params.get(name).map_or("", String::as_str);
+    match jobs::read(&site, text("store"), text("id")).await {
+        Ok(job) => Json(job).into_response(),
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+/// A page that follows a view.
+struct Follower {
+    permit: ViewerPermit,
+    view: PageView,
+    pause: Duration,
+    sent: Value,
+}
+
+impl Follower {
+    /// Next update, after a pause of nine times the duration of the last one, but at least the view's interval: open
+    /// pages must not keep the engine busy. `None` if the engine does not respond.
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            tokio::time::sleep(self.pause).await;
+            let began = Instant::now();
+            let value = self.view.render(&self.permit.site).await?;
+            self.pause = self.view.interval().max(began.elapsed() * 9);
+            if !self.view.is_unchanged(&self.sent, &value) {
+                let event = Event::default().data(value.to_string());
+                self.sent = value;
+                return Some(event);
+            }
+        }
+    }
+}
+
+/// Streams a view to a page.
 async fn events(State(site): SiteState, params: QueryParams) -> Response {
     let view = PageView::parse(&params);
     let Ok(permit) = Arc::clone(&site).admit_viewer() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "too many pages are open\n").into_response();
     };
-    let stream = futures_util::stream::unfold((permit, view, Duration::ZERO), |state| async move {
-        let (permit, view, pause) = state;
-        tokio::time::sleep(pause).await;
-        let began = Instant::now();
-        let value = view.render(&permit.site).await?;
-        let pause = PAGE_INTERVAL.max(began.elapsed() * 9);
-        let event = Event::default().data(value.to_string());
-        Some((Ok::<_, Infallible>(event), (permit, view, pause)))
+    let follower = Follower { permit, view, pause: Duration::ZERO, sent: Value::Null };
+    let stream = futures_util::stream::unfold(follower, |mut follower| async move {
+        let event = follower.next().await?;
+        Some((Ok::<_, Infallible>(event), follower))
     });
     Sse::new(stream).keep_alive(KeepAlive::default()).into_response()
 }
@@ -336,7 +401,7 @@ impl AdminRequest {
         let Some(Json(body)) = body else { return Err("send JSON: name, kind, token, reason\n") };
         let text = |name: &str| body[name].as_str().unwrap_or_default();
         let number = text("token").parse().map_err(|_| "the token must be a number\n")?;
-        let reason = text("reason").trim().chars().filter(|c| !c.is_control()).take(50).collect();
+        let reason = reason(&body);
         let (name, space) = (text("name").to_owned(), space(text("kind")));
         let secret = bearer(headers).unwrap_or_default();
         let request = Self { secret, peer: peer.ip(), space, name, number, reason };
@@ -349,6 +414,12 @@ impl AdminRequest {
     fn key(&self) -> (KeySpace, &[u8]) {
         (self.space, self.name.as_bytes())
     }
+}
+
+/// Reason of an operator's request, for the logs.
+fn reason(body: &Value) -> String {
+    let text = body["reason"].as_str().unwrap_or_default();
+    text.trim().chars().filter(|c| !c.is_control()).take(50).collect()
 }
 
 async fn break_hold(
@@ -394,12 +465,20 @@ async fn admin_response(
     };
     let outcome = site.query_engine(move |engine, now| work(engine, &request, now)).await;
     let Some(outcome) = outcome else { return engine_timed_out() };
-    let (status, why) = match outcome {
-        AdminOutcome::Done => return StatusCode::NO_CONTENT.into_response(),
+    match outcome {
+        AdminOutcome::Done => StatusCode::NO_CONTENT.into_response(),
+        refused => admin_refusal(refused).into_response(),
+    }
+}
+
+/// Status and text of a request that was refused.
+fn admin_refusal(outcome: AdminOutcome) -> (StatusCode, &'static str) {
+    match outcome {
+        AdminOutcome::Done => (StatusCode::NO_CONTENT, ""),
         AdminOutcome::WrongSecret => (StatusCode::UNAUTHORIZED, "the auth token is wrong\n"),
         AdminOutcome::NoSecret => (
             StatusCode::FORBIDDEN,
-            "this server has no auth token, which breaks and hand-off requests need: start it with --auth-token-file\n",
+            "this server has no auth token, which all changes from its page need: start it with --auth-token-file\n",
         ),
         AdminOutcome::NotHeld => {
             (StatusCode::CONFLICT, "no hold has this token: check the present holder\n")
@@ -408,8 +487,27 @@ async fn admin_response(
             StatusCode::CONFLICT,
             "the holder cannot be notified: wait until the hold ends, or break it\n",
         ),
-    };
-    (status, why).into_response()
+    }
+}
+
+async fn retry_job(
+    State(site): SiteState,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+    body: Option<Json<Value>>,
+) -> Response {
+    let credentials = (bearer(&headers).unwrap_or_default(), peer.ip());
+    jobs::change(site, credentials, JobChange::Retry, body).await
+}
+
+async fn cancel_job(
+    State(site): SiteState,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+    body: Option<Json<Value>>,
+) -> Response {
+    let credentials = (bearer(&headers).unwrap_or_default(), peer.ip());
+    jobs::change(site, credentials, JobChange::Cancel, body).await
 }
 
 #[cfg(test)]

@@ -36,7 +36,6 @@ mod guard;
 mod heart;
 mod job;
 mod listener;
-mod listing;
 mod maintenance;
 mod manage;
 mod migration;

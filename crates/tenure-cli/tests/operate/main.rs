@@ -3,10 +3,12 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
 mod boards;
+mod browser;
 mod http;
 mod looking;
 mod once;
 mod page;
+mod page_jobs;
 #[path = "../cli/queue.rs"]
 #[allow(dead_code, reason = "shared with the tests of jobs")]
 mod queue;
@@ -18,7 +20,7 @@ mod watching;
 mod working;
 
 use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use nix::sys::signal::{Signal, kill};
@@ -50,6 +52,17 @@ impl Served {
     fn start_in(scene: Scene, arguments: &[&str]) -> Self {
         let mut command = scene.tenure(&[&["serve", "--port", "0"], arguments].concat());
         command.env("DFLOCKD_AUTH_TOKEN", TOKEN);
+        Self::spawn(scene, command)
+    }
+
+    /// Starts a server without an auth token.
+    fn start_open(arguments: &[&str]) -> Self {
+        let scene = Scene::new();
+        let command = scene.tenure(&[&["serve", "--port", "0"], arguments].concat());
+        Self::spawn(scene, command)
+    }
+
+    fn spawn(scene: Scene, mut command: Command) -> Self {
         let mut process = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stderr = BufReader::new(process.stderr.take().unwrap());
         let said = Arc::new(Mutex::new(String::new()));

@@ -108,7 +108,7 @@ impl Engine {
         reason: &str,
         now: Time,
     ) -> AdminOutcome {
-        if let Some(refusal) = self.admin_refusal(credentials, now) {
+        if let Some(refusal) = self.operator_refusal(credentials, now) {
             return refusal;
         }
         let (_, peer) = credentials;
@@ -127,7 +127,7 @@ impl Engine {
         reason: &str,
         now: Time,
     ) -> AdminOutcome {
-        if let Some(refusal) = self.admin_refusal(credentials, now) {
+        if let Some(refusal) = self.operator_refusal(credentials, now) {
             return refusal;
         }
         let view = self.change(now, |locks| locks.inspect(space, key, MAX_LISTED, now));
@@ -154,7 +154,7 @@ impl Engine {
     }
 
     /// Reason to refuse an operator's action; `None` if the credentials are valid.
-    fn admin_refusal(
+    pub fn operator_refusal(
         &mut self,
         (secret, peer): (&[u8], IpAddr),
         now: Time,

@@ -1,7 +1,6 @@
 //! Numbers of jobs by state, read by index: the cost does not grow with the table.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use tenure_core::jobs::JobState;
 use tokio_postgres::Row;
@@ -24,8 +23,6 @@ pub(super) struct JobCounts {
     pub(super) at_least: BTreeSet<String>,
     /// True if the number of completed jobs is an estimate.
     pub(super) completed_is_estimate: bool,
-    /// Age of the oldest available job.
-    pub(super) oldest_available: Option<Duration>,
     /// True if failed jobs can be found without reading the whole of a large table.
     pub(super) finds_failed: bool,
 }
@@ -60,12 +57,6 @@ impl JobCounts {
             let (state, part): (String, String) = (row.get("state"), row.get("part"));
             let jobs = row.get::<_, i64>("jobs").unsigned_abs();
             *counts.by_state.entry(state.clone()).or_default() += jobs;
-            if state == JobState::Available.to_string() {
-                let age = row.get::<_, Option<i64>>("oldest_ms");
-                let age =
-                    age.map(|ms| Duration::from_millis(u64::try_from(ms).unwrap_or_default()));
-                counts.oldest_available = counts.oldest_available.max(age);
-            }
             if part != "all" {
                 let (counted, states) = parts.entry(part).or_default();
                 *counted += jobs;

@@ -16,6 +16,8 @@
 //! ```
 
 mod counters;
+mod listing;
+mod oldest;
 mod steps;
 
 use std::fmt::Write as _;
@@ -23,7 +25,6 @@ use std::fmt::Write as _;
 use tenure_core::jobs::DELAYED_HOLDER;
 
 use super::db::invalid;
-use super::listing;
 use super::optional_columns::OptionalColumns;
 use crate::Result;
 use crate::store::pg::clock::NOW;
@@ -126,6 +127,7 @@ pub(super) struct JobStatements {
     pub(super) bounded_open: String,
     pub(super) running: String,
     pub(super) failures: String,
+    pub(super) oldest: String,
     pub(super) requeue: String,
     pub(super) cancel: String,
     pub(super) remove: String,
@@ -194,6 +196,7 @@ impl JobStatements {
             bounded_open: counters::bounded(&jobs, false),
             running: running(&jobs),
             failures: failures(&jobs),
+            oldest: oldest::statement(&jobs),
             requeue: requeue(&table, id, &channel),
             cancel: durable(&cancel(&table, id, jobs.error_chars)),
             remove: format!(

@@ -32,7 +32,7 @@ pub struct QueueSummary {
     pub at_least: BTreeSet<String>,
     /// True if the number of completed jobs is an estimate of the server, as in a large table.
     pub completed_is_estimate: bool,
-    /// Age of the oldest job that is available; in a large table, of the 10,000 that are claimed next.
+    /// Age of the oldest available job, see [`Queue::oldest_available`].
     pub oldest_available: Option<Duration>,
     /// Pause of the queue, if it is paused.
     pub paused: Option<QueuePause>,
@@ -53,13 +53,8 @@ impl Queue {
         let limit = i64::try_from(limit.clamp(1, MAX_SUMMARY_JOBS)).unwrap_or(1);
         let parameters: [Parameter<'_>; 1] = [(&limit, Type::INT8)];
         let counted = i64::try_from(MAX_COUNTED).unwrap_or(i64::MAX);
-        let JobCounts {
-            by_state: counts,
-            at_least,
-            completed_is_estimate,
-            oldest_available,
-            finds_failed,
-        } = self.count().await?;
+        let JobCounts { by_state: counts, at_least, completed_is_estimate, finds_failed } =
+            self.count().await?;
         let held: [Parameter<'_>; 2] = [(&limit, Type::INT8), (&counted, Type::INT8)];
         let running = self.request(&self.0.sql.running, &held).await?;
         let failed = if finds_failed {
@@ -69,7 +64,7 @@ impl Queue {
         };
         let read = |rows: Vec<tokio_postgres::Row>| rows.iter().map(JobRow::read).collect();
         let (running, failed) = (read(running), read(failed));
-        let paused = self.paused().await?;
+        let (oldest_available, paused) = (self.oldest_available().await?, self.paused().await?);
         Ok(QueueSummary {
             counts,
             running,
@@ -79,6 +74,23 @@ impl Queue {
             oldest_available,
             paused,
         })
+    }
+
+    /// Age of the oldest available job, by the database's clock; `None` if no job is available. Reads one entry of the
+    /// index per priority, of the hundred highest priorities.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` if the server cannot be reached.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    pub async fn oldest_available(&self) -> Result<Option<Duration>> {
+        let rows = self.request(&self.0.sql.oldest, &[]).await?;
+        let age: Option<i64> = rows.first().and_then(|row| row.get("age"));
+        // Negative if the job was created by a clock that is ahead of the database's.
+        Ok(age.map(|micros| Duration::from_micros(u64::try_from(micros).unwrap_or_default())))
     }
 
     /// SQL that counts and lists jobs of a large table, for tests of its plans.

@@ -64,3 +64,36 @@ fn delayed_jobs_are_not_counted_as_reclaimed() {
         assert_eq!((swept.freed, swept.failed, swept.reclaimed), (4, 0, 1));
     });
 }
+
+#[test]
+fn the_oldest_available_job_is_found_in_any_priority() {
+    let Some(url) = services::postgres() else { return };
+    with_scene(&url, async |scene| {
+        let queue = scene.queue().await;
+        assert_eq!(queue.oldest_available().await.unwrap(), None);
+        let jobs = [5, -1, 3, 0].map(|priority| job("1").priority(priority));
+        let added = queue.enqueue_many(jobs.into()).await.unwrap();
+        let db = scene.connect().await;
+        let age = async |id: &str, interval: &str| {
+            let set = format!(
+                "UPDATE sync_jobs SET created_at = clock_timestamp() - interval '{interval}' WHERE id = {id}"
+            );
+            db.execute(&set, &[]).await.unwrap();
+        };
+        age(&added[0].id, "1 minute").await;
+        age(&added[2].id, "3 hours").await;
+        let oldest = async || queue.oldest_available().await.unwrap().unwrap();
+        let hours = |number: u64| Duration::from_secs(3_600 * number);
+        assert!((hours(3)..hours(4)).contains(&oldest().await));
+        age(&added[1].id, "1 day").await;
+        assert!((hours(24)..hours(25)).contains(&oldest().await), "the lowest priority");
+        // A job that waits for its time, and one that has failed, are not available.
+        queue.cancel(&added[1].id, "no longer needed").await.unwrap();
+        let hold = format!(
+            "UPDATE sync_jobs SET locked_by = '~retry', locked_until = clock_timestamp() + interval '1 hour' WHERE id = {}",
+            added[2].id
+        );
+        db.execute(&hold, &[]).await.unwrap();
+        assert!(oldest().await < hours(1));
+    });
+}

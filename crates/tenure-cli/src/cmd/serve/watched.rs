@@ -1,11 +1,15 @@
 //! `--watch`: stores and job queues that the page shows beside the server's own keys.
 
-use tenure::jobs::{JobRow, Options, Queue, Schema};
+use tenure::jobs::{JobRow, JobState, Schema};
 use tenure::store::{HolderState, Identity, KeyState};
-use tenure::{Client, Error};
-use tenure_server::http::{HolderView, InspectFuture, JobView, NameView, StoreView, WatchedStore};
+use tenure::{Client, Error, ErrorKind};
+use tenure_server::http::{
+    HolderView, InspectFuture, JobError, JobFuture, JobView, NameView, QueueView, StoreView,
+    WatchedJobs, WatchedStore,
+};
 use tokio::sync::OnceCell;
 
+use crate::queue_monitor::{QueueMonitor, QueueReading};
 use crate::{client, humanize, keys};
 
 /// Maximum number of names of a store that are shown, and of running and of failed jobs.
@@ -41,7 +45,7 @@ pub(super) fn parse_watch_url(url: &str) -> Result<Box<dyn WatchedStore>, String
 fn check_url(url: &str) -> tenure::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| {
-        Error::new(tenure::ErrorKind::Unavailable, "cannot start a runtime").because(error)
+        Error::new(ErrorKind::Unavailable, "cannot start a runtime").because(error)
     })?;
     runtime.block_on(client::builder().connect(url)).map(drop)
 }
@@ -89,24 +93,31 @@ struct WatchedQueue {
     url: String,
     display_name: String,
     queue: String,
-    connected: OnceCell<Queue>,
+    connected: OnceCell<QueueMonitor>,
 }
 
 impl WatchedQueue {
+    async fn monitor(&self) -> tenure::Result<&QueueMonitor> {
+        let connect = || QueueMonitor::connect(&self.url, &self.queue);
+        self.connected.get_or_try_init(connect).await
+    }
+
     async fn snapshot(&self) -> tenure::Result<StoreView> {
-        let options = Options::default().connections(1);
-        let connect = || Queue::connect_with(&self.url, &self.queue, options);
-        let summary = self.connected.get_or_try_init(connect).await?.summary(MAX_JOBS).await?;
-        let count = |state: tenure::jobs::JobState| {
+        let monitor = self.monitor().await?;
+        let QueueReading { summary, rates } = monitor.read(MAX_JOBS).await?;
+        let count = |state: JobState| {
             let state = state.to_string();
             let number = summary.counts.get(&state).copied().unwrap_or(0);
             (state, number)
         };
-        Ok(StoreView::Jobs {
-            counts: tenure::jobs::JobState::ALL.into_iter().map(count).collect(),
+        let job = |row: &JobRow| job(row, monitor);
+        Ok(StoreView::Jobs(QueueView {
+            counts: JobState::ALL.into_iter().map(count).collect(),
+            oldest: summary.oldest_available,
+            rates,
             running: summary.running.iter().map(job).collect(),
             failed: summary.failed.iter().map(job).collect(),
-        })
+        }))
     }
 }
 
@@ -127,6 +138,42 @@ impl WatchedStore for WatchedQueue {
 
     fn inspect(&self) -> InspectFuture<'_> {
         Box::pin(async move { self.snapshot().await.map_err(|error| error.chain()) })
+    }
+
+    fn jobs(&self) -> Option<&dyn WatchedJobs> {
+        Some(self)
+    }
+}
+
+impl WatchedJobs for WatchedQueue {
+    fn show<'a>(&'a self, id: &'a str) -> JobFuture<'a, Option<JobView>> {
+        Box::pin(async move {
+            let monitor = self.monitor().await.map_err(job_error)?;
+            let row = monitor.queue().show(id).await.map_err(job_error)?;
+            Ok(row.map(|row| job(&row, monitor)))
+        })
+    }
+
+    fn retry<'a>(&'a self, id: &'a str) -> JobFuture<'a, ()> {
+        Box::pin(async move {
+            let queue = self.monitor().await.map_err(job_error)?.queue();
+            queue.requeue(id).await.map_err(job_error)
+        })
+    }
+
+    fn cancel<'a>(&'a self, id: &'a str, reason: &'a str) -> JobFuture<'a, ()> {
+        Box::pin(async move {
+            let queue = self.monitor().await.map_err(job_error)?.queue();
+            queue.cancel(id, reason).await.map_err(job_error)
+        })
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "an argument of map_err")]
+fn job_error(error: Error) -> JobError {
+    match error.kind() {
+        ErrorKind::Invalid => JobError::Refused(error.chain()),
+        _ => JobError::Failed(error.chain()),
     }
 }
 
@@ -158,14 +205,28 @@ fn holder(state: &HolderState) -> HolderView {
     HolderView { id, host, pid, note, token, held: state.held_for, left: state.lease_left }
 }
 
-fn job(row: &JobRow) -> JobView {
+fn job(row: &JobRow, monitor: &QueueMonitor) -> JobView {
+    let can_retry = matches!(row.state, JobState::Failed | JobState::Delayed);
+    let can_cancel = !matches!(row.state, JobState::Failed | JobState::Completed);
     JobView {
         id: row.id.clone(),
+        state: row.state.to_string(),
+        can_retry,
+        can_cancel,
+        priority: row.priority,
         attempt: row.attempts,
         max_attempts: row.max_attempts,
-        worker: row.locked_by.clone(),
+        token: row.lease_token,
+        worker: row.locked_by.clone().filter(|_| row.state != JobState::Delayed),
+        running_for: monitor.running_for(row),
         left: row.left,
+        created_at: row.created_at,
+        completed_at: row.completed_at,
+        failed_at: row.failed_at,
+        unique_key: row.unique_key.clone(),
         error: row.error.clone(),
+        payload: row.payload.clone(),
+        ..JobView::default()
     }
 }
 

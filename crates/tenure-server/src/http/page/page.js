@@ -25,6 +25,8 @@ let sort = { by: "", down: true };
 let last = null;      // Latest data from the server,
 let receivedAt = 0;   // and its arrival on this page's clock: countdowns continue from there.
 let stream = null;    // The open request.
+let pressing = false; // True while a mouse button or a finger is down,
+let held = null;      // and the update that came meanwhile.
 
 function span(ms) {
   if (ms === null || ms === undefined) return "–";
@@ -46,6 +48,9 @@ function route() {
   if (parts[0] === "key" && parts.length >= 3) {
     return { view: "key", kind: parts[1], name: decodeURIComponent(parts.slice(2).join("/")) };
   }
+  if (parts[0] === "job" && parts.length === 3) {
+    return { view: "job", store: decodeURIComponent(parts[1]), id: decodeURIComponent(parts[2]) };
+  }
   return { view: parts[0] === "server" || parts[0] === "watched" ? parts[0] : "now" };
 }
 
@@ -55,13 +60,16 @@ async function follow() {
   if (stream) stream.abort();
   const own = stream = new AbortController();
   const where = route();
-  for (const view of ["now", "key", "watched", "server"]) $(view).hidden = view !== where.view;
+  held = null;
+  if (where.view === "job") clearOtherJob(where);
+  for (const view of ["now", "key", "watched", "job", "server"]) $(view).hidden = view !== where.view;
   for (const link of document.querySelectorAll("nav a")) {
-    if (link.dataset.view === where.view) link.setAttribute("aria-current", "page");
+    if (link.dataset.view === (where.view === "job" ? "watched" : where.view)) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   let url = "/events?view=" + where.view;
   if (where.view === "key") url += "&kind=" + where.kind + "&name=" + encodeURIComponent(where.name);
+  if (where.view === "job") url += "&store=" + encodeURIComponent(where.store) + "&id=" + encodeURIComponent(where.id);
   if (where.view === "now" && $("filter").value) url += "&filter=" + encodeURIComponent($("filter").value);
   try {
     const headers = token ? { Authorization: "Bearer " + token } : {};
@@ -99,12 +107,18 @@ function ask() {
 }
 
 function show(data, where) {
+  // A click on an element that is replaced between press and release is lost: the update waits for the release.
+  if (pressing) {
+    held = () => show(data, where);
+    return;
+  }
   last = data;
   receivedAt = performance.now();
   $("watched-link").hidden = !data.watched;
   if (where.view === "now") showNow();
   if (where.view === "key") showKey();
   if (where.view === "watched") showWatched();
+  if (where.view === "job") showJob(where);
   if (where.view === "server") showServer();
 }
 
@@ -204,6 +218,16 @@ function counting(ms, way) {
   return element;
 }
 
+// Replaces the children of a box. The element in the place of the one that had the keyboard focus gets it: the link to
+// the same page, else the button at the same position.
+function replaceKeepingFocus(box, children) {
+  const [focus, buttons] = [document.activeElement, () => [...box.querySelectorAll("button")]];
+  const at = buttons().indexOf(focus), href = box.contains(focus) ? focus.getAttribute("href") : null;
+  box.replaceChildren(...children);
+  if (href !== null) [...box.querySelectorAll("a")].find((link) => link.getAttribute("href") === href)?.focus();
+  else if (at >= 0) buttons()[at]?.focus();
+}
+
 // ---- one name ----
 
 function showKey() {
@@ -215,7 +239,10 @@ function showKey() {
     for (const action of ACTIONS) {
       const button = make("button", action.button);
       button.type = "button";
-      button.addEventListener("click", () => openDialog(action, where, holder));
+      button.addEventListener("click", () => {
+        const target = { name: where.name, kind: where.kind, token: holder.fence };
+        openDialog(action, target, where.name + ", held by " + identity(holder.by) + " with token " + holder.fence + action.then);
+      });
       item.append(button);
     }
     item.append(identity(holder.by), make("div", holder.by && holder.by.note, "dim"));
@@ -231,10 +258,7 @@ function showKey() {
     item.append(facts);
     return item;
   });
-  // The elements are replaced, so the keyboard focus is restored.
-  const at = [...$("holders").querySelectorAll("button")].indexOf(document.activeElement);
-  $("holders").replaceChildren(...(holders.length ? holders : [make("li", "None.", "dim")]));
-  if (at >= 0) $("holders").querySelectorAll("button")[at]?.focus();
+  replaceKeepingFocus($("holders"), holders.length ? holders : [make("li", "None.", "dim")]);
   $("waiters").replaceChildren(...(waiters.length ? waiters : [make("li", "None.", "dim")]));
   $("events").replaceChildren(...(events.length ? events.slice().reverse().map(event) : [make("li", last.remembers ? "No events yet." : "This server keeps no history: --history is 0.", "dim")]));
   strip(events, now);
@@ -296,7 +320,7 @@ function showWatched() {
   // Text that the user has selected must not be replaced before it is copied.
   const selection = getSelection();
   if (!selection.isCollapsed && $("stores").contains(selection.anchorNode)) return;
-  $("stores").replaceChildren(...last.stores.map((store) => {
+  replaceKeepingFocus($("stores"), last.stores.map((store) => {
     const box = make("section", undefined, "store");
     box.append(make("h2", store.store));
     if (store.age_ms === null) box.append(make("p", "Loading…", "dim"));
@@ -349,26 +373,6 @@ function names(store) {
   return parts;
 }
 
-function jobs(store) {
-  const list = make("ul", undefined, "counts");
-  for (const [state, number] of store.counts) {
-    const item = make("li", state.toLowerCase() + " ");
-    item.append(make("b", number.toLocaleString()));
-    list.append(item);
-  }
-  const attempt = (job) => job.attempt + (job.most === null ? "" : " of " + job.most);
-  const parts = [list];
-  if (store.running.length) {
-    const rows = store.running.map((job) => ({ late: job.left_ms === 0, cells: [job.id, job.worker, attempt(job), until(store, job.left_ms)] }));
-    parts.push(make("h3", "Running"), table(["Job", "Worker", "Attempt", "Lease left"], rows));
-  }
-  if (store.failed.length) {
-    const rows = store.failed.map((job) => ({ cells: [job.id, attempt(job), job.error] }));
-    parts.push(make("h3", "Failed, latest first"), table(["Job", "Attempt", "Error"], rows));
-  }
-  return parts;
-}
-
 // ---- server ----
 
 let before = null;
@@ -402,7 +406,7 @@ function showServer() {
   before = { figures, at };
 }
 
-// ---- breaks and hand-off requests ----
+// ---- changes by an operator ----
 
 const ACTIONS = [
   { path: "/api/break", button: "Break…", title: "Break this hold?", now: "Break", then: ". The holder is notified and stops." },
@@ -411,12 +415,13 @@ const ACTIONS = [
 
 let target = null, path = "";
 
-function openDialog(action, where, holder) {
-  target = { name: where.name, kind: where.kind, token: holder.fence };
+function openDialog(action, about, what) {
+  target = about;
   path = action.path;
   $("break-title").textContent = action.title;
   $("break-now").textContent = action.now;
-  $("break-what").textContent = where.name + ", held by " + identity(holder.by) + " with token " + holder.fence + action.then;
+  $("break-now").className = action.classes ?? "danger";
+  $("break-what").textContent = what;
   $("break-error").textContent = "";
   $("break-token").value = token;
   $("breaking").showModal();
@@ -437,6 +442,7 @@ $("break-form").addEventListener("submit", async (submitted) => {
     sessionStorage.setItem("tenure-token", given);
     $("break-reason").value = "";
     $("breaking").close();
+    follow();
     return;
   }
   $("break-error").textContent = answer ? await answer.text() : "the server cannot be reached";
@@ -471,9 +477,9 @@ document.addEventListener("keydown", (pressed) => {
     $("filter").focus();
   } else if (pressed.key === "Escape" && !document.querySelector("dialog[open]")) {
     if (writing) pressed.target.blur();
-    else location.hash = "#/";
-  } else if ((pressed.key === "ArrowDown" || pressed.key === "ArrowUp") && route().view === "now") {
-    const links = [...$("rows").querySelectorAll("a")], at = links.indexOf(document.activeElement);
+    else location.hash = route().view === "job" ? "#/watched" : "#/";
+  } else if ((pressed.key === "ArrowDown" || pressed.key === "ArrowUp") && !document.querySelector("dialog[open]")) {
+    const links = [...document.querySelectorAll("#now:not([hidden]) #rows a, #watched:not([hidden]) a")], at = links.indexOf(document.activeElement);
     const next = links[Math.min(links.length - 1, Math.max(0, at + (pressed.key === "ArrowDown" ? 1 : -1)))];
     if (next) {
       pressed.preventDefault();
@@ -498,5 +504,17 @@ for (const [by, title] of TITLES) {
 const theme = localStorage.getItem("tenure-theme");
 if (theme) document.documentElement.dataset.theme = theme;
 addEventListener("hashchange", follow);
+addEventListener("pointerdown", () => { pressing = true; });
+for (const end of ["pointerup", "pointercancel", "blur"]) {
+  addEventListener(end, () => {
+    pressing = false;
+    // After the click, which may leave the view.
+    setTimeout(() => {
+      const update = held;
+      held = null;
+      if (update) update();
+    });
+  });
+}
 setInterval(() => { if (last) tick(); }, 250);
 follow();

@@ -23,9 +23,8 @@ pub(super) fn size(jobs: &JobTable<'_>) -> String {
 pub(super) fn exact(jobs: &JobTable<'_>) -> String {
     let (state, table) = (state(), jobs.table.quoted());
     format!(
-        "SELECT {NOW} AS now, 'all' AS part, {state} AS state, count(*) AS jobs, {} \
-         FROM {table} AS t GROUP BY 3",
-        oldest("t.created_at")
+        "SELECT {NOW} AS now, 'all' AS part, {state} AS state, count(*) AS jobs \
+         FROM {table} AS t GROUP BY 3"
     )
 }
 
@@ -35,7 +34,7 @@ pub(super) fn bounded(jobs: &JobTable<'_>, failed: bool) -> String {
     let (state, table, order) = (state(), jobs.table.quoted(), jobs.order());
     let part = |name: &str, condition: &str, order: &str| {
         format!(
-            "(SELECT '{name}' AS part, {state} AS state, t.created_at FROM {table} AS t \
+            "(SELECT '{name}' AS part, {state} AS state FROM {table} AS t \
               WHERE {condition} ORDER BY {order} LIMIT $1::int8)"
         )
     };
@@ -47,18 +46,10 @@ pub(super) fn bounded(jobs: &JobTable<'_>, failed: bool) -> String {
         parts.push(part("failed", FAILED, "t.failed_at DESC, t.id DESC"));
     }
     format!(
-        "SELECT {NOW} AS now, s.part, s.state, count(*) AS jobs, {} FROM ({}) AS s GROUP BY 2, 3",
-        oldest("s.created_at"),
+        "SELECT {NOW} AS now, s.part, s.state, count(*) AS jobs FROM ({}) AS s GROUP BY 2, 3",
         parts.join(" UNION ALL ")
     )
 }
 
 /// Condition of a failed job: that of the index for failed jobs.
 pub(super) const FAILED: &str = "t.failed_at IS NOT NULL AND t.completed_at IS NULL";
-
-fn oldest(created_at: &str) -> String {
-    format!(
-        "(extract(epoch FROM clock_timestamp() - min({created_at}) FILTER (WHERE isfinite({created_at}))) * 1000)::int8 \
-         AS oldest_ms"
-    )
-}

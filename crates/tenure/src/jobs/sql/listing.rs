@@ -5,7 +5,7 @@
 //! `created_at` of all rows would cost a write per job for lists alone, so tenure does not create one, but uses one that
 //! exists. Without it, such jobs are listed by descending id.
 
-use super::sql::{JobTable, row_columns, state};
+use super::{JobTable, row_columns, state};
 use crate::store::pg::clock::NOW;
 
 /// Types of ids that grow with time.
@@ -13,7 +13,7 @@ const COUNTED_TYPES: [&str; 3] = ["bigint", "integer", "smallint"];
 
 impl JobTable<'_> {
     /// True if the ids grow with time.
-    pub(super) fn has_counted_ids(&self) -> bool {
+    pub(in super::super) fn has_counted_ids(&self) -> bool {
         COUNTED_TYPES.contains(&self.id)
     }
 }
