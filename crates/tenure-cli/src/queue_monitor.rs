@@ -14,12 +14,12 @@ use crate::mutex::Mutex;
 pub(crate) struct QueueMonitor {
     queue: Queue,
     started: Instant,
-    history: Mutex<History>,
+    history: Mutex<ReadingHistory>,
 }
 
 /// Facts that only a comparison of readings shows.
 #[derive(Debug, Default)]
-struct History {
+struct ReadingHistory {
     rates: RateWindow,
     /// Time at which a claim was first seen, by job and token. Contains the running jobs of the last reading only.
     claims: HashMap<(String, i64), Time>,

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use axum::extract::{ConnectInfo, Query, Request, State};
+use axum::extract::{ConnectInfo, Path, Query, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -116,8 +116,7 @@ fn router(site: Arc<Site>) -> Router {
         .route("/readyz", get(ready))
         .route("/api/break", post(break_hold))
         .route("/api/step-down", post(request_handoff))
-        .route("/api/job/retry", post(retry_job))
-        .route("/api/job/cancel", post(cancel_job))
+        .route("/api/job/{change}", post(change_job))
         .merge(protected)
         .layer(middleware::from_fn_with_state(Arc::clone(&site), check_host))
         .with_state(site)
@@ -490,24 +489,21 @@ fn admin_refusal(outcome: AdminOutcome) -> (StatusCode, &'static str) {
     }
 }
 
-async fn retry_job(
+/// Changes a job of a watched queue.
+async fn change_job(
     State(site): SiteState,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    Path(change): Path<String>,
     headers: HeaderMap,
     body: Option<Json<Value>>,
 ) -> Response {
+    let change = match change.as_str() {
+        "retry" => JobChange::Retry,
+        "cancel" => JobChange::Cancel,
+        _ => return StatusCode::NOT_FOUND.into_response(),
+    };
     let credentials = (bearer(&headers).unwrap_or_default(), peer.ip());
-    jobs::change(site, credentials, JobChange::Retry, body).await
-}
-
-async fn cancel_job(
-    State(site): SiteState,
-    ConnectInfo(peer): ConnectInfo<SocketAddr>,
-    headers: HeaderMap,
-    body: Option<Json<Value>>,
-) -> Response {
-    let credentials = (bearer(&headers).unwrap_or_default(), peer.ip());
-    jobs::change(site, credentials, JobChange::Cancel, body).await
+    jobs::change(site, credentials, change, body).await
 }
 
 #[cfg(test)]

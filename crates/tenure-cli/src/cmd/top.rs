@@ -9,6 +9,9 @@ use std::time::Duration;
 use clap::Args;
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::layout::{Constraint, Rect};
+use ratatui::style::{Modifier, Style};
+use ratatui::widgets::{Row, Table, TableState};
 use tokio::sync::mpsc;
 
 use crate::args::store::StoreUrl;
@@ -95,13 +98,29 @@ trait Screen {
     /// Shows a new reading.
     fn update(&mut self, data: Self::Data);
 
-    /// Shows why the last reading failed, beside the one before it.
-    fn show_error(&mut self, error: String);
+    /// Selected row.
+    fn selection(&mut self) -> &mut TableState;
 
-    /// Handles a key that does not end the program.
-    fn press(&mut self, code: KeyCode);
+    /// Handles a key that neither ends the program nor moves the selection.
+    fn press(&mut self, _code: KeyCode) {}
 
-    fn draw(&mut self, frame: &mut Frame<'_>);
+    /// Draws the last reading, and why the one after it failed.
+    fn draw(&mut self, frame: &mut Frame<'_>, error: Option<&str>);
+}
+
+/// Draws a table with titles and a selected row.
+fn draw_table<'a, const N: usize>(
+    frame: &mut Frame<'_>,
+    area: Rect,
+    columns: [(&'a str, Constraint); N],
+    rows: impl Iterator<Item = Row<'a>>,
+    selection: &mut TableState,
+) {
+    let titles = Row::new(columns.map(|(title, _)| title));
+    let table = Table::new(rows, columns.map(|(_, width)| width))
+        .header(titles.style(Style::new().add_modifier(Modifier::BOLD)))
+        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+    frame.render_stateful_widget(table, area, selection);
 }
 
 /// Shows a screen until the user quits; `read` reads the store.
@@ -137,8 +156,9 @@ async fn refresh_until_quit<S: Screen>(
     read: impl AsyncFn() -> tenure::Result<S::Data>,
 ) -> std::io::Result<()> {
     let mut typed = key_events()?;
+    let mut last_error: Option<String> = None;
     loop {
-        terminal.draw(|frame| screen.draw(frame))?;
+        terminal.draw(|frame| screen.draw(frame, last_error.as_deref()))?;
         let refresh = async {
             tokio::time::sleep(every).await;
             read().await
@@ -147,13 +167,20 @@ async fn refresh_until_quit<S: Screen>(
             biased;
             event = typed.recv() => match event {
                 Some(Event::Key(key)) if quits(key) => return Ok(()),
-                Some(Event::Key(key)) if key.kind != KeyEventKind::Release => screen.press(key.code),
+                Some(Event::Key(key)) if key.kind != KeyEventKind::Release => match key.code {
+                    KeyCode::Down | KeyCode::Char('j') => screen.selection().select_next(),
+                    KeyCode::Up | KeyCode::Char('k') => screen.selection().select_previous(),
+                    code => screen.press(code),
+                },
                 None => return Ok(()),
                 Some(_) => {}
             },
             refreshed = refresh => match refreshed {
-                Ok(data) => screen.update(data),
-                Err(error) => screen.show_error(error.chain()),
+                Ok(data) => {
+                    screen.update(data);
+                    last_error = None;
+                }
+                Err(error) => last_error = Some(error.chain()),
             },
         }
     }

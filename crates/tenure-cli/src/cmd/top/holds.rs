@@ -3,12 +3,11 @@
 use ratatui::Frame;
 use ratatui::crossterm::event::KeyCode;
 use ratatui::layout::{Constraint, Layout};
-use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;
-use ratatui::widgets::{Block, Paragraph, Row, Table, TableState};
+use ratatui::widgets::{Block, Paragraph, Row, TableState};
 use tenure::store::KeyState;
 
-use super::Screen;
+use super::{Screen, draw_table};
 use crate::{humanize, keys};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,18 +23,11 @@ pub(super) struct HoldsScreen {
     keys: Vec<KeyState>,
     sort: Sort,
     selection: TableState,
-    last_error: Option<String>,
 }
 
 impl HoldsScreen {
     pub(super) fn new(store: String) -> Self {
-        Self {
-            store,
-            keys: Vec::new(),
-            sort: Sort::Waiting,
-            selection: TableState::new(),
-            last_error: None,
-        }
+        Self { store, keys: Vec::new(), sort: Sort::Waiting, selection: TableState::new() }
     }
 
     fn sort_keys(&mut self) {
@@ -54,7 +46,7 @@ impl HoldsScreen {
         self.keys.get(self.selection.selected()?)
     }
 
-    fn headline(&self) -> String {
+    fn headline(&self, error: Option<&str>) -> String {
         let (names, waiting) =
             (self.keys.len(), self.keys.iter().map(|key| key.waiters.len()).sum::<usize>());
         let sort = match self.sort {
@@ -62,7 +54,7 @@ impl HoldsScreen {
             Sort::Held => "held for",
             Sort::Name => "name",
         };
-        match &self.last_error {
+        match error {
             Some(error) => format!("{error}; the list below is the last one read"),
             None => format!(
                 "{} · {names} names · {waiting} waiting · sorted by {sort} · s sort, ↑↓ choose, q quit",
@@ -99,7 +91,6 @@ impl Screen for HoldsScreen {
     fn update(&mut self, keys: Vec<KeyState>) {
         let selected = self.selected().map(|key| (key.key.clone(), key.space));
         self.keys = keys;
-        self.last_error = None;
         self.sort_keys();
         let found = selected.and_then(|(name, space)| {
             self.keys.iter().position(|key| key.key == name && key.space == space)
@@ -108,49 +99,39 @@ impl Screen for HoldsScreen {
         self.selection.select(found.or(first));
     }
 
-    fn show_error(&mut self, error: String) {
-        self.last_error = Some(error);
+    fn selection(&mut self) -> &mut TableState {
+        &mut self.selection
     }
 
     fn press(&mut self, code: KeyCode) {
-        match code {
-            KeyCode::Down | KeyCode::Char('j') => self.selection.select_next(),
-            KeyCode::Up | KeyCode::Char('k') => self.selection.select_previous(),
-            KeyCode::Char('s') => {
-                self.sort = match self.sort {
-                    Sort::Waiting => Sort::Held,
-                    Sort::Held => Sort::Name,
-                    Sort::Name => Sort::Waiting,
-                };
-                self.keys.sort_by(|a, b| a.key.cmp(&b.key));
-                self.sort_keys();
-            }
-            _ => {}
+        if code == KeyCode::Char('s') {
+            self.sort = match self.sort {
+                Sort::Waiting => Sort::Held,
+                Sort::Held => Sort::Name,
+                Sort::Name => Sort::Waiting,
+            };
+            self.keys.sort_by(|a, b| a.key.cmp(&b.key));
+            self.sort_keys();
         }
     }
 
-    fn draw(&mut self, frame: &mut Frame<'_>) {
+    fn draw(&mut self, frame: &mut Frame<'_>, error: Option<&str>) {
         let detail = self.detail();
         let height =
             u16::try_from(detail.len()).unwrap_or(u16::MAX).min(frame.area().height / 3) + 2;
         let parts = [Constraint::Length(1), Constraint::Min(3), Constraint::Length(height)];
         let [top, middle, bottom] = Layout::vertical(parts).areas(frame.area());
-        frame.render_widget(Paragraph::new(self.headline()), top);
-        let titles = ["NAME", "KIND", "HELD BY", "FOR", "LEASE", "WAITING", "LONGEST WAIT"];
-        let rows = self.keys.iter().map(row);
-        let widths = [
-            Constraint::Fill(3),
-            Constraint::Length(9),
-            Constraint::Fill(3),
-            Constraint::Length(12),
-            Constraint::Length(12),
-            Constraint::Length(7),
-            Constraint::Length(12),
+        frame.render_widget(Paragraph::new(self.headline(error)), top);
+        let columns = [
+            ("NAME", Constraint::Fill(3)),
+            ("KIND", Constraint::Length(9)),
+            ("HELD BY", Constraint::Fill(3)),
+            ("FOR", Constraint::Length(12)),
+            ("LEASE", Constraint::Length(12)),
+            ("WAITING", Constraint::Length(7)),
+            ("LONGEST WAIT", Constraint::Length(12)),
         ];
-        let table = Table::new(rows, widths)
-            .header(Row::new(titles).style(Style::new().add_modifier(Modifier::BOLD)))
-            .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
-        frame.render_stateful_widget(table, middle, &mut self.selection);
+        draw_table(frame, middle, columns, self.keys.iter().map(row), &mut self.selection);
         let title = self.selected().map_or_else(String::new, |key| format!(" {} ", key.key));
         frame.render_widget(Paragraph::new(detail).block(Block::bordered().title(title)), bottom);
     }
@@ -194,9 +175,9 @@ mod tests {
         state
     }
 
-    fn drawn(screen: &mut HoldsScreen) -> String {
+    fn drawn(screen: &mut HoldsScreen, error: Option<&str>) -> String {
         let mut terminal = Terminal::new(TestBackend::new(110, 20)).unwrap();
-        terminal.draw(|frame| screen.draw(frame)).unwrap();
+        terminal.draw(|frame| screen.draw(frame, error)).unwrap();
         terminal.backend().to_string()
     }
 
@@ -204,7 +185,7 @@ mod tests {
     fn the_most_waited_for_comes_first_and_is_shown_closely() {
         let mut screen = HoldsScreen::new("memory:".to_owned());
         screen.update(vec![key("calm", 90, 0), key("busy", 5, 2)]);
-        let text = drawn(&mut screen);
+        let text = drawn(&mut screen, None);
         let at = |what: &str| text.find(what).unwrap_or_else(|| panic!("no {what} in {text}"));
         assert!(at("busy") < at("calm"), "{text}");
         assert!(text.contains("2 names · 2 waiting"), "{text}");
@@ -215,7 +196,7 @@ mod tests {
     fn the_choice_stays_with_its_name() {
         let mut screen = HoldsScreen::new("memory:".to_owned());
         screen.update(vec![key("a", 1, 0), key("b", 2, 1)]);
-        screen.press(KeyCode::Down);
+        screen.selection().select_next();
         assert_eq!(screen.selected().unwrap().key.as_str(), "a");
         screen.update(vec![key("a", 1, 3), key("b", 2, 1)]);
         assert_eq!(screen.selected().unwrap().key.as_str(), "a");
@@ -227,10 +208,9 @@ mod tests {
     fn a_store_that_fails_leaves_the_last_look_on_the_screen() {
         let mut screen = HoldsScreen::new("memory:".to_owned());
         screen.update(vec![key("a", 1, 0)]);
-        screen.show_error("the store is down".to_owned());
-        let text = drawn(&mut screen);
+        let text = drawn(&mut screen, Some("the store is down"));
         assert!(text.contains("the store is down") && text.contains("web-1"), "{text}");
         screen.update(vec![]);
-        assert!(drawn(&mut screen).contains("nothing is held"));
+        assert!(drawn(&mut screen, None).contains("nothing is held"));
     }
 }

@@ -3,14 +3,13 @@
 use std::time::{Duration, SystemTime};
 
 use ratatui::Frame;
-use ratatui::crossterm::event::KeyCode;
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;
-use ratatui::widgets::{Block, Paragraph, Row, Table, TableState, Wrap};
+use ratatui::widgets::{Block, Paragraph, Row, TableState, Wrap};
 use tenure::jobs::{JobRow, JobState};
 
-use super::Screen;
+use super::{Screen, draw_table};
 use crate::humanize;
 use crate::queue_monitor::QueueReading;
 
@@ -27,21 +26,20 @@ pub(super) struct JobsScreen {
     /// Counts and rates.
     counts: String,
     selection: TableState,
-    last_error: Option<String>,
 }
 
 impl JobsScreen {
     pub(super) fn new(table: String) -> Self {
         let (jobs, counts) = (Vec::new(), String::new());
-        Self { table, jobs, counts, selection: TableState::new(), last_error: None }
+        Self { table, jobs, counts, selection: TableState::new() }
     }
 
     fn selected(&self) -> Option<&JobRow> {
         self.jobs.get(self.selection.selected()?).map(|(job, _)| job)
     }
 
-    fn headline(&self) -> String {
-        match &self.last_error {
+    fn headline(&self, error: Option<&str>) -> String {
+        match error {
             Some(error) => format!("{error}; the jobs below are the last ones read"),
             None => format!("{} · ↑↓ choose, q quit", self.table),
         }
@@ -76,25 +74,16 @@ impl Screen for JobsScreen {
         let running = reading.summary.running.into_iter().zip(running_for);
         let failed = reading.summary.failed.into_iter().map(|job| (job, None));
         self.jobs = running.chain(failed).collect();
-        self.last_error = None;
         let found = selected.and_then(|id| self.jobs.iter().position(|(job, _)| job.id == id));
         let first = (!self.jobs.is_empty()).then_some(0);
         self.selection.select(found.or(first));
     }
 
-    fn show_error(&mut self, error: String) {
-        self.last_error = Some(error);
+    fn selection(&mut self) -> &mut TableState {
+        &mut self.selection
     }
 
-    fn press(&mut self, code: KeyCode) {
-        match code {
-            KeyCode::Down | KeyCode::Char('j') => self.selection.select_next(),
-            KeyCode::Up | KeyCode::Char('k') => self.selection.select_previous(),
-            _ => {}
-        }
-    }
-
-    fn draw(&mut self, frame: &mut Frame<'_>) {
+    fn draw(&mut self, frame: &mut Frame<'_>, error: Option<&str>) {
         let detail = self.detail();
         let height = frame.area().height / 3;
         let parts = [
@@ -104,24 +93,20 @@ impl Screen for JobsScreen {
             Constraint::Length(height.max(4)),
         ];
         let [top, counts, middle, bottom] = Layout::vertical(parts).areas(frame.area());
-        frame.render_widget(Paragraph::new(self.headline()), top);
+        frame.render_widget(Paragraph::new(self.headline(error)), top);
         frame.render_widget(Paragraph::new(self.counts.as_str()), counts);
         let now = SystemTime::now();
         let rows = self.jobs.iter().map(|(job, running_for)| row(job, *running_for, now));
-        let widths = [
-            Constraint::Length(12),
-            Constraint::Length(8),
-            Constraint::Length(8),
-            Constraint::Fill(2),
-            Constraint::Length(12),
-            Constraint::Length(12),
-            Constraint::Fill(3),
+        let columns = [
+            ("JOB", Constraint::Length(12)),
+            ("STATE", Constraint::Length(8)),
+            ("ATTEMPT", Constraint::Length(8)),
+            ("WORKER", Constraint::Fill(2)),
+            ("FOR", Constraint::Length(12)),
+            ("LEASE", Constraint::Length(12)),
+            ("ERROR", Constraint::Fill(3)),
         ];
-        let titles = ["JOB", "STATE", "ATTEMPT", "WORKER", "FOR", "LEASE", "ERROR"];
-        let table = Table::new(rows, widths)
-            .header(Row::new(titles).style(Style::new().add_modifier(Modifier::BOLD)))
-            .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
-        frame.render_stateful_widget(table, middle, &mut self.selection);
+        draw_table(frame, middle, columns, rows, &mut self.selection);
         let title = self.selected().map_or_else(String::new, |job| {
             format!(" job {} ", humanize::without_control_chars(&job.id))
         });

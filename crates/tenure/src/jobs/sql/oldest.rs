@@ -28,7 +28,7 @@ pub(super) fn statement(jobs: &JobTable<'_>) -> String {
              WHERE l.nth < {MAX_PRIORITIES} \
          ) \
          SELECT {NOW} AS now, (extract(epoch FROM clock_timestamp() \
-             - greatest(min(l.created_at), '0001-01-01 00:00:00+00')) * 1000000)::int8 AS age \
+             - min(greatest(l.created_at, '0001-01-01 00:00:00+00'))) * 1000000)::int8 AS age \
          FROM levels AS l WHERE l.created_at < 'infinity'"
     )
 }
