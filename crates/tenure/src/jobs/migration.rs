@@ -3,23 +3,22 @@
 mod facts;
 mod plan;
 mod session;
+mod target;
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::controls::{QUEUES_SHAPE, QUEUES_TABLE, SCHEDULES_SHAPE, SCHEDULES_TABLE};
 use super::schema::{self, TableDefinition};
 use crate::store::pg::column_map::ColumnMap;
-use crate::store::pg::incarnation;
 use crate::store::pg::settings::Settings;
-use crate::store::pg::shape::TableShape;
 use crate::store::pg::table::Table;
 use crate::{Clock, Error, ErrorKind, Result};
 
 use session::MigrationSession;
+use target::{MappedTable, SchemaTarget};
 
 pub use plan::{SchemaPlan, SchemaStage};
+pub use target::UndoOptions;
 
 /// Default of [`Schema::lock_timeout`].
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
@@ -36,51 +35,8 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// assert!(schema.sql().contains("sync_jobs"));
 /// # Ok::<(), tenure::Error>(())
 /// ```
-#[derive(Clone)]
-pub struct Schema {
-    table: Table,
-    definition: Arc<TableDefinition>,
-    sql: String,
-    mapped: Option<MappedTable>,
-    lock_timeout: Duration,
-    on_progress: Option<ProgressHandler>,
-}
-
-/// Handler of lines about the progress.
-type ProgressHandler = Arc<dyn Fn(&str) + Send + Sync>;
-
-/// A table whose columns have other names. The queue is a view of it.
 #[derive(Clone, Debug)]
-struct MappedTable {
-    table: Table,
-    map: ColumnMap,
-}
-
-/// Extent of [`Schema::undo`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct UndoOptions {
-    /// Also removes the columns that were added, with their data.
-    pub drop_columns: bool,
-    /// Does not refuse while jobs are running.
-    pub force: bool,
-}
-
-impl UndoOptions {
-    /// Also removes the columns that were added, with their data: payloads and numbers of attempts are lost.
-    #[must_use]
-    pub fn drop_columns(mut self, drop: bool) -> Self {
-        self.drop_columns = drop;
-        self
-    }
-
-    /// Does not refuse while jobs are running.
-    #[must_use]
-    pub fn force(mut self, force: bool) -> Self {
-        self.force = force;
-        self
-    }
-}
+pub struct Schema(SchemaTarget);
 
 impl Schema {
     /// The schema of a queue.
@@ -103,7 +59,7 @@ impl Schema {
 
     fn new(table: &str, definition: TableDefinition) -> Result<Self> {
         let table = Table::parse(table, "")?;
-        let mut schema = Self {
+        let mut target = SchemaTarget {
             table,
             definition: Arc::new(definition),
             sql: String::new(),
@@ -111,25 +67,10 @@ impl Schema {
             lock_timeout: LOCK_TIMEOUT,
             on_progress: None,
         };
-        let mut parts = vec![schema::script(&schema.definition, &schema.table)];
-        parts.extend(schema.tables_beside().into_iter().map(|(_, sql)| sql));
-        schema.sql = parts.join("\n");
-        Ok(schema)
-    }
-
-    /// Names of the tables of tenure's own beside the table, and the SQL that creates each and grants rights on it.
-    fn tables_beside(&self) -> Vec<(&'static str, String)> {
-        let shapes: &[(&'static str, TableShape)] = if self.definition.has_attempts {
-            &[(QUEUES_TABLE, QUEUES_SHAPE), (SCHEDULES_TABLE, SCHEDULES_SHAPE)]
-        } else {
-            &[]
-        };
-        let mut tables: Vec<_> = shapes
-            .iter()
-            .map(|(name, shape)| (*name, shape.sql_beside(name, &self.table)))
-            .collect();
-        tables.push((incarnation::TABLE, incarnation::sql(&self.table)));
-        tables
+        let mut parts = vec![schema::script(&target.definition, &target.table)];
+        parts.extend(target.tables_beside().into_iter().map(|(_, sql)| sql));
+        target.sql = parts.join("\n");
+        Ok(Self(target))
     }
 
     /// Keeps the rows in an existing table whose columns have other names. `columns` are pairs of tenure's name and the
@@ -153,12 +94,12 @@ impl Schema {
         columns: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Result<Self> {
         let table = Table::parse(table, "")?;
-        if table == self.table {
+        if table == self.0.table {
             let message = format!("the queue needs another name than its table {}", table.shown());
             return Err(Error::new(ErrorKind::Invalid, message));
         }
-        let map = ColumnMap::parse(columns, &self.definition.column_names())?;
-        self.mapped = Some(MappedTable { table, map });
+        let map = ColumnMap::parse(columns, &self.0.definition.column_names())?;
+        self.0.mapped = Some(MappedTable { table, map });
         Ok(self)
     }
 
@@ -166,7 +107,7 @@ impl Schema {
     /// for a lock. A statement that does not get its lock is repeated, after a pause.
     #[must_use]
     pub fn lock_timeout(mut self, timeout: Duration) -> Self {
-        self.lock_timeout = timeout.max(Duration::from_millis(1));
+        self.0.lock_timeout = timeout.max(Duration::from_millis(1));
         self
     }
 
@@ -174,7 +115,7 @@ impl Schema {
     /// locks.
     #[must_use]
     pub fn on_progress(mut self, handler: impl Fn(&str) + Send + Sync + 'static) -> Self {
-        self.on_progress = Some(Arc::new(handler));
+        self.0.on_progress = Some(Arc::new(handler));
         self
     }
 
@@ -185,7 +126,7 @@ impl Schema {
     ///
     /// It does not know of [mapped](Self::mapped) columns; [`plan`](Self::plan) does.
     pub fn sql(&self) -> &str {
-        &self.sql
+        &self.0.sql
     }
 
     /// The statements that [`apply`](Self::apply) would execute now. Nothing is changed.
@@ -199,7 +140,7 @@ impl Schema {
     /// Only reads.
     pub async fn plan(&self, url: &str) -> Result<SchemaPlan> {
         let (mut session, shown) = self.open(url).await?;
-        session.plan(self).await.map_err(|error| error.at(shown))
+        session.plan(&self.0).await.map_err(|error| error.at(shown))
     }
 
     /// Creates the table, or adds what it lacks.
@@ -216,7 +157,7 @@ impl Schema {
     /// it has begun. The next call continues.
     pub async fn apply(&self, url: &str) -> Result<()> {
         let (mut session, shown) = self.open(url).await?;
-        session.apply(self).await.map_err(|error| error.at(shown))
+        session.apply(&self.0).await.map_err(|error| error.at(shown))
     }
 
     /// The statements that [`undo`](Self::undo) would execute now. Nothing is changed.
@@ -230,7 +171,7 @@ impl Schema {
     /// Only reads.
     pub async fn undo_plan(&self, url: &str, options: UndoOptions) -> Result<SchemaPlan> {
         let (mut session, shown) = self.open(url).await?;
-        session.undo_plan(self, options).await.map_err(|error| error.at(shown))
+        session.undo_plan(&self.0, options).await.map_err(|error| error.at(shown))
     }
 
     /// Removes what [`apply`](Self::apply) has added to a table: trigger, functions, indexes, the view of a
@@ -246,7 +187,7 @@ impl Schema {
     /// As [`apply`](Self::apply).
     pub async fn undo(&self, url: &str, options: UndoOptions) -> Result<()> {
         let (mut session, shown) = self.open(url).await?;
-        session.undo(self, options).await.map_err(|error| error.at(shown))
+        session.undo(&self.0, options).await.map_err(|error| error.at(shown))
     }
 
     async fn open(&self, url: &str) -> Result<(MigrationSession, String)> {
@@ -254,22 +195,5 @@ impl Schema {
         let shown = settings.to_string();
         let session = MigrationSession::open(&settings, Clock::system()).await;
         session.map(|session| (session, shown.clone())).map_err(|error| error.at(shown))
-    }
-
-    fn report(&self, line: &str) {
-        if let Some(handler) = &self.on_progress {
-            handler(line);
-        }
-    }
-}
-
-impl fmt::Debug for Schema {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { table, mapped, lock_timeout, .. } = self;
-        f.debug_struct("Schema")
-            .field("table", table)
-            .field("mapped", mapped)
-            .field("lock_timeout", lock_timeout)
-            .finish_non_exhaustive()
     }
 }

@@ -5,7 +5,7 @@ use tokio_postgres::types::Type;
 
 use super::super::schema::{ADDED_COLUMN, REFUSAL_HINT, descendants, function};
 use super::super::sql_function;
-use super::{MappedTable, Schema};
+use super::target::{MappedTable, SchemaTarget};
 use crate::store::pg::column_map::{self, ColumnMap};
 use crate::store::pg::connect::PgConnection;
 use crate::{Error, ErrorKind, Result};
@@ -90,7 +90,7 @@ impl TableFacts {
     /// Reads the facts; `None` if there is no such table. Fails if the table cannot be used.
     pub(super) async fn read(
         connection: &mut PgConnection,
-        schema: &Schema,
+        schema: &SchemaTarget,
         by: Time,
     ) -> Result<Option<Self>> {
         let Some(found) = find(connection, schema, by).await? else { return Ok(None) };
@@ -161,7 +161,7 @@ impl TableFacts {
     async fn check_duplicates(
         &self,
         connection: &mut PgConnection,
-        schema: &Schema,
+        schema: &SchemaTarget,
         by: Time,
     ) -> Result<()> {
         let Some(root) = self.root().filter(|_| self.tree.len() > 1) else { return Ok(()) };
@@ -186,7 +186,7 @@ struct FoundTable {
 /// Finds the table of a queue: the relation of that name, or the table behind its view.
 async fn find(
     connection: &mut PgConnection,
-    schema: &Schema,
+    schema: &SchemaTarget,
     by: Time,
 ) -> Result<Option<FoundTable>> {
     let map = column_map::map_of("to_regclass($1)");
@@ -274,7 +274,7 @@ async fn tree(connection: &mut PgConnection, oid: u32, by: Time) -> Result<Vec<R
     Ok(rows.iter().map(relation).collect())
 }
 
-fn refused(schema: &Schema, problems: &str) -> Error {
+fn refused(schema: &SchemaTarget, problems: &str) -> Error {
     let shown = schema.mapped.as_ref().map_or(&schema.table, |it| &it.table).shown();
     let message = format!(
         "the table {shown} cannot hold {}: {problems}; nothing was changed: {REFUSAL_HINT}",

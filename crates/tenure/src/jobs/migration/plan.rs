@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::super::schema::{ADDED_COLUMN, function, named, trigger};
 use super::super::sql_function;
 use super::facts::{RelationFacts, TableFacts, ViewFacts};
-use super::{Schema, UndoOptions};
+use super::target::{SchemaTarget, UndoOptions};
 use crate::store::pg::job_columns::TRIGGER_VERSION;
 
 /// System columns that statements identify a row by. A table has them by itself, a view must name them.
@@ -55,13 +55,13 @@ impl SchemaPlan {
     }
 
     /// Plan that creates a missing table.
-    pub(super) fn create(schema: &Schema) -> Self {
+    pub(super) fn create(schema: &SchemaTarget) -> Self {
         let sql = schema.sql.trim_end().trim_end_matches(';').to_owned();
         Self::new(schema, vec![SchemaStage::transaction("create the table", vec![sql])])
     }
 
     /// Plan that adds what a table lacks.
-    pub(super) fn add(schema: &Schema, facts: &TableFacts) -> Self {
+    pub(super) fn add(schema: &SchemaTarget, facts: &TableFacts) -> Self {
         let mut stages = Vec::new();
         stages.extend(columns(schema, facts));
         stages.extend(facts.view.as_ref().and_then(|view| self::view(schema, facts, view)));
@@ -74,7 +74,7 @@ impl SchemaPlan {
     }
 
     /// Plan that removes what [`add`](Self::add) has added.
-    pub(super) fn remove(schema: &Schema, facts: &TableFacts, options: UndoOptions) -> Self {
+    pub(super) fn remove(schema: &SchemaTarget, facts: &TableFacts, options: UndoOptions) -> Self {
         let mut stages = Vec::new();
         stages.extend(drop_triggers(schema, facts));
         stages.extend(drop_functions(schema, facts));
@@ -92,14 +92,17 @@ impl SchemaPlan {
         Self { kept_columns, ..Self::new(schema, stages) }
     }
 
-    fn new(schema: &Schema, stages: Vec<SchemaStage>) -> Self {
+    fn new(schema: &SchemaTarget, stages: Vec<SchemaStage>) -> Self {
         let (table, lock_timeout) = (schema.table.shown(), schema.lock_timeout);
         Self { table, stages, kept_columns: Vec::new(), lock_timeout }
     }
 }
 
 /// The stages that create the chosen tables of tenure's own, and grant rights on them.
-pub(super) fn stages_beside(schema: &Schema, choose: impl Fn(&str) -> bool) -> Vec<SchemaStage> {
+pub(super) fn stages_beside(
+    schema: &SchemaTarget,
+    choose: impl Fn(&str) -> bool,
+) -> Vec<SchemaStage> {
     let tables = schema.tables_beside().into_iter().filter(|(name, _)| choose(name));
     let stage = |(name, sql): (&str, String)| {
         let sql = sql.trim_end().trim_end_matches(';').to_owned();
@@ -108,7 +111,7 @@ pub(super) fn stages_beside(schema: &Schema, choose: impl Fn(&str) -> bool) -> V
     tables.map(stage).collect()
 }
 
-fn columns(schema: &Schema, facts: &TableFacts) -> Option<SchemaStage> {
+fn columns(schema: &SchemaTarget, facts: &TableFacts) -> Option<SchemaStage> {
     let quoted = &facts.root()?.quoted;
     let missing = schema.definition.columns.iter().filter_map(|column| {
         let definition = column.definition?;
@@ -132,7 +135,7 @@ fn columns(schema: &Schema, facts: &TableFacts) -> Option<SchemaStage> {
     Some(SchemaStage::transaction("add columns, without a rewrite of the table", statements))
 }
 
-fn view(schema: &Schema, facts: &TableFacts, view: &ViewFacts) -> Option<SchemaStage> {
+fn view(schema: &SchemaTarget, facts: &TableFacts, view: &ViewFacts) -> Option<SchemaStage> {
     let names = schema.definition.column_names();
     let comment = facts.map.comment(&names);
     let mut columns: Vec<&str> = view.columns.iter().map(String::as_str).collect();
@@ -164,7 +167,7 @@ fn view(schema: &Schema, facts: &TableFacts, view: &ViewFacts) -> Option<SchemaS
     Some(SchemaStage::transaction("create the view with tenure's names of the columns", statements))
 }
 
-fn indexes(schema: &Schema, facts: &TableFacts) -> Option<SchemaStage> {
+fn indexes(schema: &SchemaTarget, facts: &TableFacts) -> Option<SchemaStage> {
     let definition = &schema.definition;
     let priority = facts.map.name("priority");
     let found = facts.columns.iter().find(|column| column.name == priority);
@@ -219,7 +222,7 @@ fn is_of(name: &str, suffix: &str) -> bool {
     name.strip_suffix(suffix).is_some_and(|rest| rest.ends_with("_tenure_"))
 }
 
-fn functions(schema: &Schema, facts: &TableFacts) -> Option<SchemaStage> {
+fn functions(schema: &SchemaTarget, facts: &TableFacts) -> Option<SchemaStage> {
     let definition = &schema.definition;
     let mut statements = Vec::new();
     if !missing_triggers(schema, facts).is_empty() || !facts.functions.contains(&"claimed") {
@@ -234,7 +237,7 @@ fn functions(schema: &Schema, facts: &TableFacts) -> Option<SchemaStage> {
 }
 
 /// Tables that lack the trigger, or have another version of it.
-fn missing_triggers<'a>(schema: &Schema, facts: &'a TableFacts) -> Vec<&'a RelationFacts> {
+fn missing_triggers<'a>(schema: &SchemaTarget, facts: &'a TableFacts) -> Vec<&'a RelationFacts> {
     let name = trigger_name(schema);
     let is_missing = |table: &&RelationFacts| {
         !table.triggers.iter().any(|(trigger, comment)| {
@@ -244,12 +247,12 @@ fn missing_triggers<'a>(schema: &Schema, facts: &'a TableFacts) -> Vec<&'a Relat
     facts.tree.iter().filter(is_missing).collect()
 }
 
-fn trigger_name(schema: &Schema) -> String {
+fn trigger_name(schema: &SchemaTarget) -> String {
     named(schema.table.name(), "claimed")
 }
 
 /// One stage per table, so that no transaction waits for the lock of a second table.
-fn triggers(schema: &Schema, facts: &TableFacts) -> Vec<SchemaStage> {
+fn triggers(schema: &SchemaTarget, facts: &TableFacts) -> Vec<SchemaStage> {
     let (name, function) = (trigger_name(schema), function(&schema.table, "claimed"));
     let stage = |table: &RelationFacts| {
         let quoted = &table.quoted;
@@ -265,7 +268,7 @@ fn triggers(schema: &Schema, facts: &TableFacts) -> Vec<SchemaStage> {
     missing_triggers(schema, facts).into_iter().map(stage).collect()
 }
 
-fn drop_triggers(schema: &Schema, facts: &TableFacts) -> Vec<SchemaStage> {
+fn drop_triggers(schema: &SchemaTarget, facts: &TableFacts) -> Vec<SchemaStage> {
     let name = trigger_name(schema);
     let found = facts.tree.iter().filter(|it| it.triggers.iter().any(|(found, _)| *found == name));
     let stage = |table: &RelationFacts| {
@@ -275,13 +278,13 @@ fn drop_triggers(schema: &Schema, facts: &TableFacts) -> Vec<SchemaStage> {
     found.map(stage).collect()
 }
 
-fn drop_functions(schema: &Schema, facts: &TableFacts) -> Option<SchemaStage> {
+fn drop_functions(schema: &SchemaTarget, facts: &TableFacts) -> Option<SchemaStage> {
     let drop = |suffix: &&str| format!("DROP FUNCTION {}", function(&schema.table, suffix));
     let statements: Vec<String> = facts.functions.iter().map(drop).collect();
     (!statements.is_empty()).then(|| SchemaStage::transaction("drop functions", statements))
 }
 
-fn drop_indexes(schema: &Schema, facts: &TableFacts) -> Option<SchemaStage> {
+fn drop_indexes(schema: &SchemaTarget, facts: &TableFacts) -> Option<SchemaStage> {
     let definition = &schema.definition;
     let mut suffixes: Vec<&str> = definition.indexes.iter().map(|index| index.suffix).collect();
     if definition.may_add_key {
@@ -305,7 +308,7 @@ fn drop_indexes(schema: &Schema, facts: &TableFacts) -> Option<SchemaStage> {
 }
 
 fn drop_view_and_columns(
-    schema: &Schema,
+    schema: &SchemaTarget,
     facts: &TableFacts,
     dropped: &[String],
 ) -> Option<SchemaStage> {

@@ -7,7 +7,7 @@ use tenure_core::jobs::DELAYED_HOLDER;
 
 use super::facts::TableFacts;
 use super::plan::{SchemaPlan, SchemaStage, stages_beside};
-use super::{Schema, UndoOptions};
+use super::target::{SchemaTarget, UndoOptions};
 use crate::store::pg::connect::PgConnection;
 use crate::store::pg::durable::DURABLE;
 use crate::store::pg::pooler::{self, SessionBinding};
@@ -58,7 +58,7 @@ impl MigrationSession {
         Ok(Self { connection, binding, clock })
     }
 
-    pub(super) async fn plan(&mut self, schema: &Schema) -> Result<SchemaPlan> {
+    pub(super) async fn plan(&mut self, schema: &SchemaTarget) -> Result<SchemaPlan> {
         let by = self.by();
         Ok(match TableFacts::read(&mut self.connection, schema, by).await? {
             None => SchemaPlan::create(schema),
@@ -66,7 +66,7 @@ impl MigrationSession {
         })
     }
 
-    pub(super) async fn apply(&mut self, schema: &Schema) -> Result<()> {
+    pub(super) async fn apply(&mut self, schema: &SchemaTarget) -> Result<()> {
         let mut has_turn = false;
         for _ in 0..MAX_ROUNDS {
             let by = self.by();
@@ -97,14 +97,14 @@ impl MigrationSession {
 
     pub(super) async fn undo_plan(
         &mut self,
-        schema: &Schema,
+        schema: &SchemaTarget,
         options: UndoOptions,
     ) -> Result<SchemaPlan> {
         let facts = self.existing(schema).await?;
         Ok(SchemaPlan::remove(schema, &facts, options))
     }
 
-    pub(super) async fn undo(&mut self, schema: &Schema, options: UndoOptions) -> Result<()> {
+    pub(super) async fn undo(&mut self, schema: &SchemaTarget, options: UndoOptions) -> Result<()> {
         self.wait_for_turn(schema).await?;
         let facts = self.existing(schema).await?;
         if !options.force {
@@ -118,7 +118,7 @@ impl MigrationSession {
         Err(Error::new(ErrorKind::Unavailable, message))
     }
 
-    async fn existing(&mut self, schema: &Schema) -> Result<TableFacts> {
+    async fn existing(&mut self, schema: &SchemaTarget) -> Result<TableFacts> {
         let by = self.by();
         TableFacts::read(&mut self.connection, schema, by).await?.ok_or_else(|| {
             let message = format!("there is no table {}", schema.table.shown());
@@ -127,7 +127,7 @@ impl MigrationSession {
     }
 
     /// Refuses while a worker holds a row.
-    async fn refuse_running(&mut self, schema: &Schema, facts: &TableFacts) -> Result<()> {
+    async fn refuse_running(&mut self, schema: &SchemaTarget, facts: &TableFacts) -> Result<()> {
         let needed = ["locked_by", "locked_until"];
         let Some(root) = facts.root() else { return Ok(()) };
         // Columns that an earlier, interrupted run has dropped.
@@ -155,7 +155,7 @@ impl MigrationSession {
 
     /// Executes the stages. Returns false if a deadlock with another session has ended one: the rest must be planned
     /// again.
-    async fn execute(&mut self, schema: &Schema, plan: &SchemaPlan) -> Result<bool> {
+    async fn execute(&mut self, schema: &SchemaTarget, plan: &SchemaPlan) -> Result<bool> {
         let concurrent = plan.stages.iter().any(|stage| !stage.in_transaction);
         if concurrent && !self.binding.has_own_session() {
             let message = "a pooler in transaction mode is in between, and indexes of a table in use need a session of \
@@ -175,7 +175,7 @@ impl MigrationSession {
 
     /// Waits until no other session changes tables in stages. The wait is a series of short statements: a statement
     /// that waited would hold back the indexes of the other session.
-    async fn wait_for_turn(&mut self, schema: &Schema) -> Result<()> {
+    async fn wait_for_turn(&mut self, schema: &SchemaTarget) -> Result<()> {
         if !self.binding.has_own_session() {
             return Ok(());
         }
@@ -202,13 +202,13 @@ impl MigrationSession {
     }
 
     /// Creates a missing table, or completes one that another session has just created, in one transaction.
-    async fn run_script(&mut self, schema: &Schema) -> Result<()> {
+    async fn run_script(&mut self, schema: &SchemaTarget) -> Result<()> {
         let by = self.by();
         migrate::run(&mut self.connection, &schema.sql, by).await
     }
 
     /// Runs a stage in one transaction. If a lock is not free in time, the transaction is rolled back and repeated.
-    async fn transaction(&mut self, schema: &Schema, stage: &SchemaStage) -> Result<()> {
+    async fn transaction(&mut self, schema: &SchemaTarget, stage: &SchemaStage) -> Result<()> {
         let limit = schema.lock_timeout.as_millis();
         // The statement as a whole is limited as well: with tables that inherit it waits for several locks.
         let sql = format!(
@@ -242,7 +242,7 @@ impl MigrationSession {
 
     /// Runs each statement of a stage alone. They block neither readers nor writers, and may wait for old transactions.
     /// Returns false after a deadlock, for instance with an earlier version that changes the table in one transaction.
-    async fn concurrently(&mut self, schema: &Schema, stage: &SchemaStage) -> Result<bool> {
+    async fn concurrently(&mut self, schema: &SchemaTarget, stage: &SchemaStage) -> Result<bool> {
         // The server ends the statement even if this process is gone by then.
         let limit = INDEX_LIMIT.as_millis();
         let by = self.by();
@@ -287,7 +287,7 @@ impl MigrationSession {
 
     /// Waits before the next attempt, not shorter than the wait for a lock: readers and writers that queued behind it
     /// proceed meanwhile.
-    async fn pause(&self, schema: &Schema, reason: &str) {
+    async fn pause(&self, schema: &SchemaTarget, reason: &str) {
         schema.report(reason);
         let pause = MIN_PAUSE.max(schema.lock_timeout);
         self.clock.sleep_until(self.clock.now() + pause).await;
