@@ -38,8 +38,18 @@ pub(crate) struct Streams {
     pub(crate) stdin: Option<OwnedFd>,
     pub(crate) stdout: Option<OwnedFd>,
     pub(crate) stderr: Option<OwnedFd>,
-    /// Stdin of the program that releases the child's job if this process is killed.
-    pub(crate) job_record: Option<OwnedFd>,
+    /// Descriptors of a child that runs a job.
+    pub(crate) job: Option<JobDescriptors>,
+}
+
+/// Descriptors of a child that runs a job.
+pub(crate) struct JobDescriptors {
+    /// Stdin of the program that releases the job if this process is killed.
+    pub(crate) record: OwnedFd,
+    /// Pipe for the progress of the job.
+    pub(crate) progress: OwnedFd,
+    /// Pipe for the result of the job.
+    pub(crate) result: OwnedFd,
 }
 
 /// Reason for which a child could not be started.
@@ -109,7 +119,7 @@ impl Child {
         let guardian = Command::new(OWN_PROGRAM)
             .arg0("lock-guardian")
             .arg("__guard")
-            .args(streams.job_record.as_ref().map(|_| "--release-job"))
+            .args(streams.job.as_ref().map(|_| "--release-job"))
             .arg("--")
             .args(command)
             // Inherited from an enclosing hold. This hold may have no token or revision, and then the child must not
@@ -276,8 +286,8 @@ fn send_descriptors(
     let second = streams.stdout.as_ref().map_or(stdout.as_fd(), OwnedFd::as_fd);
     let third = streams.stderr.as_ref().map_or(stderr.as_fd(), OwnedFd::as_fd);
     let mut descriptors = vec![first, second, third];
-    if let Some(record) = &streams.job_record {
-        descriptors.extend([record.as_fd(), stderr.as_fd()]);
+    if let Some(JobDescriptors { record, progress, result }) = &streams.job {
+        descriptors.extend([record.as_fd(), stderr.as_fd(), progress.as_fd(), result.as_fd()]);
     }
     descriptors.extend(keep_open.iter().map(OwnedFd::as_fd));
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PASSED_DESCRIPTORS))];

@@ -9,9 +9,10 @@
 //! the command is left. The guardian passes it a descriptor that it never reads, so it has no credentials itself.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{self, IoSliceMut, Read as _, Write as _};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
@@ -32,8 +33,12 @@ use crate::exit::Exit;
 use crate::hold::MAX_LOCKS;
 use crate::signals;
 
-/// Descriptors that the command passes: stdin, stdout, stderr, the two of [`JobRelease`], and those that keep the hold.
-pub(crate) const MAX_PASSED_DESCRIPTORS: usize = 5 + MAX_LOCKS;
+/// Descriptors that the command passes: stdin, stdout, stderr, the two of [`JobRelease`], the two of [`InheritedPipes`], and
+/// those that keep the hold.
+pub(crate) const MAX_PASSED_DESCRIPTORS: usize = 7 + MAX_LOCKS;
+
+/// Variables that name the descriptors of [`InheritedPipes`].
+const PIPE_VARIABLES: [&str; 2] = ["TENURE_PROGRESS_FD", "TENURE_RESULT_FD"];
 
 /// Time that is waited for killed processes to end before the next search for their orphans.
 const REAP_INTERVAL: Duration = Duration::from_millis(5);
@@ -74,6 +79,29 @@ struct JobRelease {
     log: OwnedFd,
 }
 
+/// Descriptors that the command of a job inherits, beside its streams: for its progress and its result.
+///
+/// The numbers are reserved before all others, and so are small: some shells redirect only to descriptors below 10.
+struct InheritedPipes([OwnedFd; 2]);
+
+impl InheritedPipes {
+    fn reserve() -> io::Result<Self> {
+        let null = || File::open("/dev/null").map(OwnedFd::from);
+        Ok(Self([null()?, null()?]))
+    }
+
+    /// Puts the passed descriptors at the reserved numbers, where the child inherits them, and names them in its
+    /// environment.
+    fn pass(&mut self, from: &[OwnedFd; 2], child: &mut Command) -> io::Result<()> {
+        for ((from, to), variable) in from.iter().zip(&mut self.0).zip(PIPE_VARIABLES) {
+            // A duplicate is not closed on exec.
+            rustix::io::dup2(from, to)?;
+            child.env(variable, to.as_raw_fd().to_string());
+        }
+        Ok(())
+    }
+}
+
 /// Next step of the main loop.
 #[derive(PartialEq, Eq)]
 enum Next {
@@ -83,6 +111,7 @@ enum Next {
 
 impl Guardian {
     fn start(command: &[OsString], release_job: bool) -> io::Result<Self> {
+        let mut outputs = release_job.then(InheritedPipes::reserve).transpose()?;
         // Before the child exists, so that no SIGCHLD is missed. The forwarded signals are blocked as well: one that is
         // sent to the guardian must not kill it before it has killed the child.
         let blocked = [&signals::FORWARDED[..], &[Signal::SIGCHLD]].concat();
@@ -104,11 +133,15 @@ impl Guardian {
             Some(None) => return Err(io::ErrorKind::InvalidInput.into()),
             None => None,
         };
+        if let Some(outputs) = &mut outputs {
+            let passed = passed.next().zip(passed.next()).ok_or(io::ErrorKind::InvalidInput)?;
+            outputs.pass(&passed.into(), &mut child)?;
+        }
         // The child would inherit the blocked signals, and could not be stopped with TERM.
         let spawned = signals::with_signals_unblocked(|| child.spawn())?;
         // Closes the guardian's copies of the child's streams: a reader of its output sees the end of file only when
         // the last copy is closed.
-        drop(child);
+        drop((child, outputs));
         let mut guardian = Self {
             parent: socket,
             child_signals: children,

@@ -17,6 +17,8 @@ mod checkpoints;
 mod completing;
 #[path = "jobs/killed.rs"]
 mod killed;
+#[path = "jobs/outputs.rs"]
+mod outputs;
 #[path = "jobs/pausing.rs"]
 mod pausing;
 #[allow(dead_code, reason = "shared with the tests of the store")]

@@ -5,6 +5,7 @@
 
 mod heart;
 mod leases_ahead;
+mod progress;
 mod rates;
 mod schedule;
 mod set_aside;
@@ -15,6 +16,7 @@ use std::str::FromStr;
 
 pub use heart::{HeartbeatSchedule, RenewalBatch, RenewalEvent, RenewalOutcome};
 pub use leases_ahead::{LEASE_MARK, LeaseAhead, LeasesAhead, recorded_lease, worker_name};
+pub use progress::{MAX_PROGRESS_BYTES, ProgressLines, progress_text};
 pub use rates::{QueueRates, RateWindow};
 pub use schedule::{CatchUp, MAX_CAUGHT_UP, MISSED_AFTER};
 pub use set_aside::SetAside;

@@ -32,6 +32,7 @@ pub mod rules;
 pub mod table;
 pub mod time;
 pub mod token;
+pub mod trace_parent;
 pub mod wire;
 
 pub use election::Election;
@@ -42,3 +43,4 @@ pub use rules::Rules;
 pub use table::LockTable;
 pub use time::Time;
 pub use token::{FencingToken, LockToken, TokenError};
+pub use trace_parent::TraceParent;

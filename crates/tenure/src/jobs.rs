@@ -42,6 +42,7 @@ mod migration;
 mod notifications;
 mod optional_columns;
 mod options;
+mod pending_progress;
 mod queue;
 mod retention;
 #[cfg(feature = "schedules")]
@@ -71,7 +72,8 @@ pub use schedules::{NewSchedule, ScheduleRow};
 pub use set_aside::JobSetAside;
 pub use summary::QueueSummary;
 pub use sweep::Swept;
+pub use tenure_core::TraceParent;
 #[cfg(feature = "schedules")]
 pub use tenure_core::jobs::CatchUp;
-pub use tenure_core::jobs::JobState;
+pub use tenure_core::jobs::{JobState, ProgressLines};
 pub use worker::{Failure, JobOutcome, Progress, Worker, WorkerStats};

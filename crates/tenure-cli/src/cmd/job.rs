@@ -96,6 +96,13 @@ pub(crate) struct Add {
     /// At most one job with this key is open at a time; if there is one already, its id is printed and no job is added
     #[arg(long, value_name = "KEY")]
     unique_key: Option<String>,
+    /// Metadata of the job: a JSON object, apart from its payload
+    #[arg(long, value_name = "JSON")]
+    meta: Option<String>,
+    /// The trace that the job belongs to, as the traceparent of the W3C Trace Context; by default `$TRACEPARENT`, if that is
+    /// valid. Stored in the metadata, and passed to the command of the job
+    #[arg(long, value_name = "TEXT")]
+    traceparent: Option<String>,
 }
 
 #[derive(Args)]
@@ -162,7 +169,7 @@ async fn add(arguments: &Add) -> Exit {
         Ok(queue) => queue,
         Err(exit) => return exit,
     };
-    match queue.enqueue(job).await {
+    match queue.enqueue(with_inherited_trace(arguments, job, &queue)).await {
         Ok(enqueued) if arguments.queue.json => {
             let line = serde_json::json!({ "id": enqueued.id, "new": enqueued.new });
             super::print(format!("{line}\n").as_bytes())
@@ -186,10 +193,30 @@ fn new_job(arguments: &Add) -> Result<NewJob> {
         .priority(arguments.priority)
         .delay(arguments.delay)
         .max_attempts(arguments.max_attempts);
-    Ok(match &arguments.unique_key {
+    let job = match &arguments.unique_key {
         Some(key) => job.unique_key(key),
         None => job,
-    })
+    };
+    let job = match &arguments.meta {
+        Some(meta) => job.meta(meta)?,
+        None => job,
+    };
+    match &arguments.traceparent {
+        Some(parent) => job.traceparent(parent),
+        None => Ok(job),
+    }
+}
+
+/// The job with the trace of the environment, unless another is given. The variable belongs to tools around this one: a
+/// value that is no trace context, and a table without metadata, are no errors.
+fn with_inherited_trace(arguments: &Add, job: NewJob, queue: &Queue) -> NewJob {
+    let inherited = std::env::var("TRACEPARENT").ok();
+    let own = arguments.meta.as_ref().is_some_and(|meta| meta.contains("\"traceparent\""));
+    let own = own || arguments.traceparent.is_some();
+    match inherited.filter(|_| !own && queue.stores_meta()) {
+        Some(parent) => job.clone().traceparent(&parent).unwrap_or(job),
+        None => job,
+    }
 }
 
 async fn list(arguments: &ListJobs) -> Exit {
@@ -221,7 +248,7 @@ async fn list(arguments: &ListJobs) -> Exit {
 }
 
 fn table(jobs: &[JobRow]) -> String {
-    let heads = ["ID", "STATE", "PRIORITY", "ATTEMPTS", "AGE", "WORKER", "ERROR"];
+    let heads = ["ID", "STATE", "PRIORITY", "ATTEMPTS", "AGE", "WORKER", "PROGRESS", "ERROR"];
     let mut rows = vec![heads.map(str::to_owned)];
     let now = SystemTime::now();
     for job in jobs {
@@ -240,13 +267,14 @@ fn table(jobs: &[JobRow]) -> String {
             attempts,
             humanize::optional_span(age),
             by.map_or_else(|| "-".to_owned(), humanize::without_control_chars),
+            job.progress.as_deref().map_or_else(|| "-".to_owned(), brief),
             job.error.as_deref().map_or_else(|| "-".to_owned(), brief),
         ]);
     }
     columns(&rows)
 }
 
-/// The beginning of the last line of an error.
+/// The beginning of the last line of an error or a progress.
 fn brief(error: &str) -> String {
     let last = error.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
     humanize::without_control_chars(last).chars().take(60).collect()

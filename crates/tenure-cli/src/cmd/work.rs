@@ -1,6 +1,7 @@
 //! `tenure work`: runs a command for each job of a queue.
 
 mod job_command;
+mod job_outputs;
 mod job_record;
 mod running_jobs;
 
@@ -79,7 +80,8 @@ pub(crate) struct Work {
     queue: String,
     /// The command to run, with its arguments. Its stdin is the payload; its environment describes the job in
     /// `TENURE_JOB_ID`, `TENURE_JOB_ATTEMPT` and `TENURE_TOKEN`. SQL of its own that completes the job needs
-    /// `TENURE_LEASE_TOKEN` and `TENURE_HOLDER`
+    /// `TENURE_LEASE_TOKEN` and `TENURE_HOLDER`. Lines that it writes to the descriptor `$TENURE_PROGRESS_FD` are the
+    /// progress of the job, and JSON that it writes to `$TENURE_RESULT_FD` is its result
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
 }

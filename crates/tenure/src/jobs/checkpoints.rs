@@ -205,7 +205,7 @@ impl CheckpointShared {
             };
             if let Err(error) = counts {
                 let (id, part) = (matrix.to_owned(), chunk.to_owned());
-                self.withdraw(&mut connection, RowName { id, part, number }).await;
+                self.withdraw(&mut connection, RowName { id, part, number, progress: None }).await;
                 return Err(error);
             }
         }
@@ -259,9 +259,12 @@ impl CheckpointShared {
         chunk: &str,
     ) -> std::result::Result<CheckpointGuard, RowName> {
         let (number, epoch): (i64, i64) = (row.get("lease_token"), row.get("epoch"));
-        let name = RowName { id: matrix.to_owned(), part: chunk.to_owned(), number };
+        let (id, part) = (matrix.to_owned(), chunk.to_owned());
+        let name = RowName { id, part, number, progress: None };
         let rows: Arc<dyn Rows> = Arc::<Self>::clone(self);
-        let Some(ticket) = self.holds.admit(name.clone(), reading, rows) else { return Err(name) };
+        let Some(ticket) = self.holds.admit(name.clone(), Arc::default(), reading, rows) else {
+            return Err(name);
+        };
         Ok(CheckpointGuard {
             look: ticket.look.clone(),
             clock: self.db.clock.clone(),
@@ -385,7 +388,7 @@ impl CheckpointGuard {
     ) -> Result<()> {
         let CheckpointShared { db, sql, .. } = &*self.table;
         db.check_process()?;
-        let RowName { id, part, number } = &self.name;
+        let RowName { id, part, number, .. } = &self.name;
         let parameters: [Parameter<'_>; 6] = [
             (id, Type::TEXT),
             (part, Type::TEXT),

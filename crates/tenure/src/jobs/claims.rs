@@ -13,8 +13,10 @@ use super::batcher::repeat_error;
 use super::heart::{RowName, Rows};
 use super::job::{Job, JobData};
 use super::options::REQUEST_TIMEOUT;
+use super::pending_progress::PendingProgress;
 use super::set_aside::{JobSetAside, is_fault_of_row};
 use super::shared::{ClaimedJob, MAX_BATCH_JOBS, QueueShared};
+use crate::mutex::Mutex;
 use crate::store::pg::clock::{Reading, micros};
 use crate::store::pg::failure;
 use crate::store::pg::pool::PooledConnection;
@@ -320,9 +322,10 @@ impl QueueShared {
     /// Starts to renew a claimed row; `None` if the deadline of its lease has passed already.
     fn admit(self: &Arc<Self>, row: ClaimedRow, reading: Reading) -> Option<ClaimedJob> {
         let ClaimedRow { order: JobOrder { id, .. }, number, .. } = row;
-        let name = RowName { id: id.clone(), part: String::new(), number };
+        let name = RowName { id: id.clone(), part: String::new(), number, progress: None };
         let rows: Arc<dyn Rows> = Arc::<Self>::clone(self);
-        let ticket = self.holds.admit(name, reading, rows)?;
+        let progress = Arc::<PendingProgress>::default();
+        let ticket = self.holds.admit(name, Arc::clone(&progress), reading, rows)?;
         let data = JobData {
             id,
             payload: row.payload,
@@ -334,6 +337,9 @@ impl QueueShared {
             clock: self.db.clock.clone(),
             stop_grace: self.db.lease.stop_grace(),
             look: ticket.look.clone(),
+            progress,
+            result: Mutex::new(None),
+            optional: self.optional,
             pid: std::process::id(),
         };
         Some(ClaimedJob { ticket, job: Job(Arc::new(data)) })

@@ -93,6 +93,21 @@ impl JobGuard {
         self.apply_update(JobUpdate::Complete).await.map(drop)
     }
 
+    /// Marks the job as completed, with a result: JSON that its row keeps.
+    ///
+    /// # Errors
+    ///
+    /// As for [`complete`](Self::complete) and [`Job::set_result`]. A result that cannot be stored leaves the job as it was:
+    /// dropping the guard releases it.
+    ///
+    /// # Cancel safety
+    ///
+    /// The job is completed even if the future is dropped.
+    pub async fn complete_with(self, result: impl Into<String>) -> Result<()> {
+        self.set_result(result).map_err(|error| error.at(&self.queue.db))?;
+        self.complete().await
+    }
+
     /// Marks the job as failed for good, with the reason. [`Queue::requeue`](super::Queue::requeue) makes it available
     /// again.
     ///
@@ -148,9 +163,16 @@ impl JobGuard {
     pub async fn complete_in(&self, transaction: &impl GenericClient) -> Result<()> {
         self.queue.db.check_process()?;
         let (id, number, worker) = (self.id(), self.lease_token(), self.queue.db.worker.as_str());
-        let parameters: [(&(dyn ToSql + Sync), Type); 3] =
-            [(&id, Type::TEXT), (&number, Type::INT8), (&worker, Type::TEXT)];
-        let answer = transaction.query_typed(&self.queue.sql.complete_in, &parameters).await;
+        let mut parameters: Vec<(&(dyn ToSql + Sync), Type)> =
+            vec![(&id, Type::TEXT), (&number, Type::INT8), (&worker, Type::TEXT)];
+        let result = self.result();
+        let sql = if result.is_some() {
+            parameters.push((&result, Type::TEXT));
+            &self.queue.sql.complete_with_in
+        } else {
+            &self.queue.sql.complete_in
+        };
+        let answer = transaction.query_typed(sql, &parameters).await;
         match answer {
             Ok(rows) if rows.is_empty() => Err(self.lost_error()),
             Ok(_) => Ok(()),
@@ -199,7 +221,7 @@ impl JobGuard {
         let queue = Arc::clone(&self.queue);
         let applied = run_detached(async move {
             let applied = match update {
-                JobUpdate::Complete => self.complete_batched().await,
+                JobUpdate::Complete if self.result().is_none() => self.complete_batched().await,
                 update => self.retry_update(&update, false).await,
             };
             let settled =
@@ -284,9 +306,17 @@ impl JobGuard {
         let (id, number) = (self.id(), self.lease_token());
         let mut parameters: Vec<Parameter<'_>> =
             vec![(&id, Type::TEXT), (&number, Type::INT8), (&db.worker, Type::TEXT)];
-        let (why, delay);
+        let (why, delay, result);
         let sql = match update {
-            JobUpdate::Complete => &sql.complete,
+            JobUpdate::Complete => {
+                result = self.result();
+                if result.is_some() {
+                    parameters.push((&result, Type::TEXT));
+                    &sql.complete_with
+                } else {
+                    &sql.complete
+                }
+            }
             JobUpdate::Release => &sql.release,
             JobUpdate::Fail { why: error } => {
                 why = sanitize_error(error);

@@ -12,6 +12,7 @@ use tenure_core::lease::Lease;
 use tokio::runtime::Handle as Runtime;
 use tokio::sync::watch;
 
+use super::pending_progress::PendingProgress;
 use crate::race::before;
 use crate::store::pg::clock::Reading;
 use crate::store::pg::renewer::{BatchRenewer, RenewalQueue, RenewalStatement, RowBatch};
@@ -25,6 +26,8 @@ pub(super) struct RowName {
     pub(super) part: String,
     /// Number of the fencing token.
     pub(super) number: i64,
+    /// Progress that a renewal stores.
+    pub(super) progress: Option<String>,
 }
 
 /// Operations of a table on the rows that it holds.
@@ -62,6 +65,7 @@ struct HeldRows {
 #[derive(Debug)]
 struct HeldRow {
     name: RowName,
+    progress: Arc<PendingProgress>,
     look: watch::Sender<Look>,
     /// Database clock at the last renewal.
     reading: Reading,
@@ -100,6 +104,7 @@ impl Holds {
     pub(super) fn admit(
         self: &Arc<Self>,
         name: RowName,
+        progress: Arc<PendingProgress>,
         reading: Reading,
         rows: Arc<dyn Rows>,
     ) -> Option<Ticket> {
@@ -110,7 +115,7 @@ impl Holds {
         // arrived.
         let deadline = state.heart.admit(number, reading.sent, self.renewer.clock().now())?;
         let (look, seen) = watch::channel(Look { deadline, lost: None, completed: false });
-        state.held.insert(number, HeldRow { name, look, reading });
+        state.held.insert(number, HeldRow { name, progress, look, reading });
         // The task is woken only if it sleeps past this deadline. Otherwise it wakes in time by itself, and a wake-up
         // per claim is saved.
         let due = state.armed == Time::MAX || deadline < state.armed;
@@ -148,7 +153,10 @@ impl RenewalQueue for HeldRows {
 
     fn take_due(&mut self, now: Time) -> Vec<RowBatch<u64, RowName>> {
         let request = self.heart.poll_request(now).map(|RenewalBatch { tickets, limit }| {
-            let held = |ticket: &u64| self.held.get(ticket).map(|held| held.name.clone());
+            let held = |ticket: &u64| {
+                let HeldRow { name, progress, .. } = self.held.get(ticket)?;
+                Some(RowName { progress: progress.take(), ..name.clone() })
+            };
             let rows = tickets.iter().filter_map(held).collect();
             RowBatch { tickets, rows, by: now + limit }
         });
@@ -168,9 +176,13 @@ impl RenewalQueue for HeldRows {
     ) {
         let mut judged = Vec::with_capacity(outcomes.size_hint().0);
         for (ticket, outcome) in outcomes {
+            let renewed = outcome == RenewalOutcome::Renewed;
             let outcome = match self.held.get_mut(&ticket) {
-                Some(held) if outcome == RenewalOutcome::Renewed => held.judge(reading, self.ttl),
-                _ => outcome,
+                Some(held) => {
+                    held.progress.answered(renewed);
+                    if renewed { held.judge(reading, self.ttl) } else { outcome }
+                }
+                None => outcome,
             };
             judged.push((ticket, outcome));
         }
@@ -180,6 +192,9 @@ impl RenewalQueue for HeldRows {
 
     fn failed(&mut self, tickets: Vec<u64>, error: Error, now: Time) {
         tracing::warn!(name: "tenure.renew_failed", %error, holds = tickets.len());
+        for held in tickets.iter().filter_map(|ticket| self.held.get(ticket)) {
+            held.progress.answered(false);
+        }
         self.heart.failed(now);
         self.tell();
     }
@@ -216,7 +231,7 @@ impl HeldRows {
                 Err(loss) => look.lost = Some(loss),
             });
             if let Err(reason) = change {
-                let RowName { id, part, number } = &held.name;
+                let RowName { id, part, number, .. } = &held.name;
                 tracing::warn!(name: "tenure.job_lost", id, part, token = number, %reason);
             }
         }
@@ -328,9 +343,9 @@ mod tests {
         let (clock, hand) = Clock::manual();
         let lease = Lease::new(LeaseTerms::new(Duration::from_secs(12))).unwrap();
         let holds = Holds::new(lease, clock.clone());
-        let name = RowName { id: "1".to_owned(), part: String::new(), number: 1 };
+        let name = RowName { id: "1".to_owned(), part: String::new(), number: 1, progress: None };
         let reading = Reading { sent: clock.now(), replied: clock.now(), db: 0 };
-        let admit = || holds.admit(name.clone(), reading, Arc::new(Silent));
+        let admit = || holds.admit(name.clone(), Arc::default(), reading, Arc::new(Silent));
         hand.advance(Duration::from_secs(9));
         assert!(admit().is_some());
         hand.advance(Duration::from_secs(1));
@@ -374,9 +389,9 @@ mod tests {
         let (asked, mut requests) = mpsc::unbounded_channel();
         let rows: Arc<dyn Rows> = Arc::new(Answered(asked));
         holds.keep(Arc::downgrade(&rows));
-        let name = RowName { id: "1".to_owned(), part: String::new(), number: 1 };
+        let name = RowName { id: "1".to_owned(), part: String::new(), number: 1, progress: None };
         let reading = || Reading { sent: clock.now(), replied: clock.now(), db: 0 };
-        let ticket = holds.admit(name, reading(), Arc::clone(&rows)).unwrap();
+        let ticket = holds.admit(name, Arc::default(), reading(), Arc::clone(&rows)).unwrap();
         let deadline = ticket.look.borrow().deadline;
         settle().await;
         hand.advance(Duration::from_secs(4));

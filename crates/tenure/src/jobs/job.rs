@@ -6,22 +6,28 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tenure_core::FencingToken;
-use tenure_core::jobs::{JobColumns, JobState};
+use tenure_core::jobs::{JobColumns, JobState, progress_text};
 use tenure_core::keeper::Loss;
+use tenure_core::trace_parent::InvalidTraceParent;
+use tenure_core::{FencingToken, TraceParent};
 use tokio::sync::watch;
 use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, Type};
 
 use super::db::invalid;
 use super::heart::{self, Look};
+use super::optional_columns::OptionalColumns;
 use super::options::MAX_ATTEMPTS;
+use super::pending_progress::PendingProgress;
+use crate::mutex::Mutex;
 use crate::{Clock, Error, ErrorKind, Result};
 
-/// Maximum size of a payload in bytes. Larger data belongs elsewhere, with a reference to it in the payload.
+/// Maximum size of a payload, and of a result, in bytes. Larger data belongs elsewhere, with a reference to it in the payload.
 pub(super) const MAX_PAYLOAD: usize = 1 << 20;
 /// Maximum length of a unique key, and of the name of a group, in bytes.
 const MAX_KEY: usize = 500;
+/// Key of the trace context in the metadata.
+const TRACE_KEY: &str = "traceparent";
 /// Maximum size of metadata in bytes.
 const MAX_META: usize = 16 << 10;
 /// Maximum delay.
@@ -60,17 +66,7 @@ impl NewJob {
     ///
     /// `Invalid` if the text is not JSON, or is longer than 1 MiB.
     pub fn json(text: impl Into<String>) -> Result<Self> {
-        let payload = text.into();
-        if payload.len() > MAX_PAYLOAD {
-            let message = format!(
-                "the payload has {} bytes, the maximum is {MAX_PAYLOAD}: store it elsewhere and put a reference into the job",
-                payload.len()
-            );
-            return Err(invalid(&message));
-        }
-        if let Err(error) = serde_json::from_str::<serde::de::IgnoredAny>(&payload) {
-            return Err(invalid("the payload is not JSON").because(error));
-        }
+        let payload = checked_json(text.into(), "payload")?;
         Ok(Self {
             payload,
             priority: 0,
@@ -143,6 +139,20 @@ impl NewJob {
         }
     }
 
+    /// Adds the `traceparent` of the W3C Trace Context to the metadata: the trace that the job belongs to. `tenure work`
+    /// passes it to the job's command in `TRACEPARENT`.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if the text is no `traceparent`.
+    pub fn traceparent(mut self, text: &str) -> Result<Self> {
+        let parent: TraceParent =
+            text.parse().map_err(|error: InvalidTraceParent| invalid(&error.to_string()))?;
+        let meta = self.meta.get_or_insert_with(|| serde_json::json!({}));
+        meta[TRACE_KEY] = parent.as_str().into();
+        Ok(self)
+    }
+
     pub(super) fn check(&self) -> Result<()> {
         if self.max_attempts < 1 {
             return Err(invalid("a job with 0 attempts never runs: give at least 1"));
@@ -160,6 +170,21 @@ impl NewJob {
             }
         }
         Ok(())
+    }
+}
+
+/// The text, if it is JSON of a bounded size.
+fn checked_json(text: String, what: &str) -> Result<String> {
+    if text.len() > MAX_PAYLOAD {
+        let message = format!(
+            "the {what} has {} bytes, the maximum is {MAX_PAYLOAD}: store it elsewhere and put a reference into the job",
+            text.len()
+        );
+        return Err(invalid(&message));
+    }
+    match serde_json::from_str::<serde::de::IgnoredAny>(&text) {
+        Ok(_) => Ok(text),
+        Err(error) => Err(invalid(&format!("the {what} is not JSON")).because(error)),
     }
 }
 
@@ -189,6 +214,10 @@ pub(super) struct JobData {
     pub(super) clock: Clock,
     pub(super) stop_grace: Duration,
     pub(super) look: watch::Receiver<Look>,
+    pub(super) progress: Arc<PendingProgress>,
+    /// Result that the completion stores.
+    pub(super) result: Mutex<Option<String>>,
+    pub(super) optional: OptionalColumns,
     pub(super) pid: u32,
 }
 
@@ -218,6 +247,54 @@ impl Job {
     /// Metadata as JSON text; `None` if the job has none, or the table has no column `meta`.
     pub fn meta(&self) -> Option<&str> {
         self.0.meta.as_deref()
+    }
+
+    /// Trace that the job belongs to, if its metadata has a valid `traceparent`.
+    pub fn traceparent(&self) -> Option<TraceParent> {
+        let meta: serde_json::Value = serde_json::from_str(self.meta()?).ok()?;
+        meta.get(TRACE_KEY)?.as_str()?.parse().ok()
+    }
+
+    /// Reports the progress of the work, a text of up to 1 KiB. The next heartbeat stores it, in the statement that renews
+    /// the lease. A text that is longer is cut.
+    ///
+    /// # Errors
+    ///
+    /// `Misconfigured` if the table has no column `progress`; `tenure schema` adds it.
+    pub fn set_progress(&self, text: &str) -> Result<()> {
+        if !self.0.optional.progress {
+            return Err(self.column_is_missing("progress"));
+        }
+        self.0.progress.set(progress_text(text.as_bytes()));
+        Ok(())
+    }
+
+    /// Sets the result of the job, JSON that its completion stores. Any completion of this claim does so, except one in
+    /// SQL. Without a completion the result is lost.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if the text is not JSON, or is longer than 1 MiB. `Misconfigured` if the table has no column `result`;
+    /// `tenure schema` adds it.
+    pub fn set_result(&self, text: impl Into<String>) -> Result<()> {
+        let text = checked_json(text.into(), "result")?;
+        if self.0.optional.result.is_none() {
+            return Err(self.column_is_missing("result"));
+        }
+        *self.0.result.lock() = Some(text);
+        Ok(())
+    }
+
+    pub(super) fn result(&self) -> Option<String> {
+        self.0.result.lock().clone()
+    }
+
+    fn column_is_missing(&self, column: &str) -> Error {
+        let message = format!(
+            "the table of job {} has no column {column} that tenure can use: run `tenure schema`, which adds it",
+            self.id()
+        );
+        Error::new(ErrorKind::Misconfigured, message)
     }
 
     /// Number of this attempt, from 1.

@@ -97,7 +97,8 @@ impl Queue {
         Ok(rows.first().is_some_and(|row| row.get("pending")))
     }
 
-    /// Makes a failed or delayed job available at once, with all its attempts.
+    /// Makes a failed or delayed job available at once, with all its attempts. Also one whose lease ends later than it can
+    /// last, because the database's clock was set back.
     ///
     /// # Errors
     ///

@@ -354,6 +354,11 @@ impl Queue {
         swept.await.map_err(|error| self.at(error))
     }
 
+    /// True if the table has the column `meta`, so that jobs can have metadata.
+    pub fn stores_meta(&self) -> bool {
+        self.0.optional.meta.is_some()
+    }
+
     /// SQL of a claim, of a completion and of a batched completion, for benchmarks of the server alone.
     #[doc(hidden)]
     pub async fn statements(&self) -> Result<[String; 3]> {
@@ -371,6 +376,16 @@ impl Queue {
 
 async fn complete_many(shared: &QueueShared, jobs: Vec<JobGuard>) -> Result<Vec<Job>> {
     let mut lost = Vec::new();
+    // The batched statement stores no results.
+    let (with_result, jobs): (Vec<_>, Vec<_>) =
+        jobs.into_iter().partition(|job| job.result().is_some());
+    for guard in with_result {
+        let job = guard.job().clone();
+        match guard.complete().await {
+            Err(error) if error.kind() == ErrorKind::Lost => lost.push(job),
+            completed => completed?,
+        }
+    }
     for chunk in jobs.chunks(MAX_BATCH_JOBS) {
         let mut names: Vec<(&str, i64)> =
             chunk.iter().map(|job| (job.id(), job.lease_token())).collect();

@@ -190,17 +190,23 @@ impl RenewalStatement for QueueShared {
         let ids: Vec<&str> = names.iter().map(|name| name.id.as_str()).collect();
         let numbers: Vec<i64> = names.iter().map(|name| name.number).collect();
         let ttl = micros(self.db.lease.ttl());
-        let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 4] = [
+        let mut parameters: Vec<(&(dyn tokio_postgres::types::ToSql + Sync), Type)> = vec![
             (&ids, Type::TEXT_ARRAY),
             (&numbers, Type::INT8_ARRAY),
             (&self.db.worker, Type::TEXT),
             (&ttl, Type::INT8),
         ];
+        let progress: Vec<Option<&str>> = names.iter().map(|it| it.progress.as_deref()).collect();
+        let sql = if progress.iter().any(Option::is_some) {
+            parameters.push((&progress, Type::TEXT_ARRAY));
+            &self.sql.heartbeat_with_progress
+        } else {
+            &self.sql.heartbeat
+        };
         let held: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 2] =
             [(&ids, Type::TEXT_ARRAY), (&self.db.worker, Type::TEXT)];
         let held = HeldQuestion { sql: &self.sql.held, parameters: &held };
         self.outage.sent();
-        let sql = &self.sql.heartbeat;
         let read = |rows: &[Row]| {
             outcomes_with(names.len(), rows, |row| {
                 refused_renewal(row.get("completed"), row.get("failed"), row.get("same_token"))

@@ -102,10 +102,15 @@ pub(super) struct JobStatements {
     pub(super) claim_one: String,
     pub(super) candidates: String,
     pub(super) heartbeat: String,
+    /// Also stores progress: `$5` the texts, null for rows whose progress is unchanged.
+    pub(super) heartbeat_with_progress: String,
     pub(super) held: String,
     pub(super) complete: String,
     /// For a transaction of the caller, which decides itself how durable its commit is.
     pub(super) complete_in: String,
+    /// Stores a result: `$4`.
+    pub(super) complete_with: String,
+    pub(super) complete_with_in: String,
     pub(super) complete_many: String,
     pub(super) fail: String,
     pub(super) retry: String,
@@ -142,6 +147,7 @@ impl JobStatements {
         let JobTable { table, id, .. } = jobs;
         let channel = channel(table);
         let table = table.quoted();
+        let result = format!(", result = $4::text::{}", jobs.optional.result.unwrap_or("jsonb"));
         let not_aside = format!("AND t.id <> ALL ($4::text[]::{id}[]) ");
         Self {
             enqueue: enqueue(&jobs, OptionalColumns::default(), &format!(", {DURABLE}")),
@@ -168,10 +174,18 @@ impl JobStatements {
                      AND t.id <> ALL ($2::text[]::{id}[]) ORDER BY {} LIMIT $1::int8",
                 jobs.order()
             ),
-            heartbeat: heartbeat(&table, id),
+            heartbeat: heartbeat(&table, id, "", ""),
+            heartbeat_with_progress: heartbeat(
+                &table,
+                id,
+                ", $5::text[]",
+                ", progress = coalesce(a.progress, t.progress)",
+            ),
             held: held(&table, id),
-            complete: durable(&completing(&table, id)),
-            complete_in: completing(&table, id),
+            complete: durable(&completing(&table, id, "")),
+            complete_in: completing(&table, id, ""),
+            complete_with: durable(&completing(&table, id, &result)),
+            complete_with_in: completing(&table, id, &result),
             complete_many: durable(&complete_many(&table, id)),
             fail: durable(&failing(&table, id, jobs.error_chars)),
             retry: durable(&retrying(&table, id, jobs.error_chars)),
@@ -239,7 +253,7 @@ fn held_by_us(id: &str) -> String {
 ///
 /// `Invalid` if the table's name is invalid or the type is not supported.
 pub fn complete(table: &str, id: &str) -> Result<String> {
-    checked(table, id).map(|table| completing(&table, id))
+    checked(table, id).map(|table| completing(&table, id, ""))
 }
 
 /// SQL that marks a job as failed for good; `$4` is the reason.
@@ -278,11 +292,11 @@ fn checked(table: &str, id: &str) -> Result<String> {
     Ok(Table::parse(table, "")?.quoted())
 }
 
-fn completing(table: &str, id: &str) -> String {
+fn completing(table: &str, id: &str, result: &str) -> String {
     let ours = held_by_us(id);
     format!(
         "UPDATE {table} AS t SET completed_at = clock_timestamp(), error_message = NULL, locked_until = NULL, \
-             locked_by = NULL \
+             locked_by = NULL{result} \
          WHERE {ours} RETURNING {NOW} AS now"
     )
 }
@@ -428,16 +442,18 @@ fn claim(jobs: &JobTable<'_>, from: &str) -> String {
 
 /// Renews leases: `$1` ids, `$2` tokens, `$3` the worker, `$4` the lease. Rows that another transaction has locked are
 /// skipped, and reported as skipped: one locked row must not delay the renewal of all the others. Of a row that refuses
-/// the renewal, the answer has the columns that say why.
-fn heartbeat(table: &str, id: &str) -> String {
+/// the renewal, the answer has the columns that say why. `arrays` has further values of each row, and `changes` what they
+/// change.
+fn heartbeat(table: &str, id: &str, arrays: &str, changes: &str) -> String {
+    let progress = if arrays.is_empty() { "" } else { "progress, " };
     format!(
         "WITH asked AS ( \
-             SELECT * FROM unnest($1::text[]::{id}[], $2::int8[]) WITH ORDINALITY AS a (id, token, nth) \
+             SELECT * FROM unnest($1::text[]::{id}[], $2::int8[]{arrays}) WITH ORDINALITY AS a (id, token, {progress}nth) \
          ), locked AS ( \
              SELECT t.id FROM {table} AS t JOIN asked AS a ON t.id = a.id \
              WHERE t.lease_token = a.token AND t.locked_by = $3 FOR UPDATE OF t SKIP LOCKED \
          ), renewed AS ( \
-             UPDATE {table} AS t SET locked_until = clock_timestamp() + $4::int8 * interval '1 microsecond' \
+             UPDATE {table} AS t SET locked_until = clock_timestamp() + $4::int8 * interval '1 microsecond'{changes} \
              FROM asked AS a JOIN locked AS k ON k.id = a.id \
              WHERE t.id = a.id AND t.lease_token = a.token AND t.locked_by = $3 AND {OPEN} \
                  AND t.locked_until > clock_timestamp() \

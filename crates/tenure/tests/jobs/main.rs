@@ -21,6 +21,7 @@ mod optional;
 mod pausing;
 mod plain;
 mod prepared;
+mod progress;
 mod queue;
 mod retention;
 mod rows;

@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use tenure::jobs::{Failure, Job, Queue};
 
+use super::job_outputs::{JobOutputs, async_pipe};
 use super::job_record::JobRecord;
 use super::running_jobs::RunningJobs;
 use crate::args::output::Output;
-use crate::child::{Child, Streams};
+use crate::child::{Child, JobDescriptors, Streams};
 use crate::cmd::supervised_command::report_start_error;
 use crate::hold::Hold;
 use crate::mutex::Mutex;
@@ -25,7 +26,7 @@ const STDERR_TAIL_BYTES: usize = 2_000;
 const MAX_LINE_BYTES: usize = 64 << 10;
 /// Time that is waited for the rest of the output after a command has ended. Processes that it left behind may keep its
 /// streams open: end of file may never come.
-const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
+pub(super) const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The command and settings that all jobs share.
 pub(super) struct JobCommand {
@@ -63,18 +64,21 @@ impl JobCommand {
             ("TENURE_JOB_ID", job.id().to_owned()),
             ("TENURE_JOB_ATTEMPT", job.attempt().to_string()),
         ]);
+        environment.extend(job.traceparent().map(|parent| ("TRACEPARENT", parent.to_string())));
         let (stdin, payload) = io::pipe()?;
         let (stderr_pipe, stderr) = io::pipe()?;
         // On a terminal with a progress line, stdout must not reach the terminal beside it.
         let terminal = self.reporter.shows_progress() && io::stdout().is_terminal();
         let (stdout_pipe, stdout) = terminal.then(io::pipe).transpose()?.unzip();
+        let (progress_pipe, progress) = async_pipe()?;
+        let (result_pipe, result) = async_pipe()?;
         let hold = Hold::Job(&job);
         let record = JobRecord::new(&self.url, &self.queue, &job, self.output);
         let streams = Streams {
             stdin: Some(OwnedFd::from(stdin)),
             stdout: stdout.map(OwnedFd::from),
             stderr: Some(OwnedFd::from(stderr)),
-            job_record: Some(record.into_descriptor()?),
+            job: Some(JobDescriptors { record: record.into_descriptor()?, progress, result }),
         };
         let started = Child::start_with(&self.command, &environment, hold, streams).await;
         let child = match started {
@@ -94,6 +98,8 @@ impl JobCommand {
         let tail = pass_on(stderr_pipe, OutputStream::Stderr, Arc::clone(&self.reporter));
         let stdout =
             stdout_pipe.map(|pipe| pass_on(pipe, OutputStream::Stdout, Arc::clone(&self.reporter)));
+        let reporter = Arc::clone(&self.reporter);
+        let outputs = JobOutputs::read(&job, progress_pipe, result_pipe, reporter);
         let mut running_job = self.running_jobs.register();
         let mut supervisor = Supervisor {
             hold,
@@ -114,7 +120,10 @@ impl JobCommand {
             stdout.last().await;
         }
         let why = match ended {
-            ChildOutcome::Exited(0) => return Ok(()),
+            ChildOutcome::Exited(0) => match outputs.set_result(&job).await {
+                Ok(()) => return Ok(()),
+                Err(why) => why,
+            },
             _ if self.running_jobs.is_stopping() => return Err(Failure::released()),
             ChildOutcome::Exited(code) => format!("exit code {code}"),
             ChildOutcome::Killed { signal, .. } => format!("killed by signal {signal}"),
