@@ -191,9 +191,12 @@ fn missing_rights_are_named_by_the_operation_that_needs_them() {
     // A right that is taken away while the worker runs ends it with the same advice.
     server.sql(&format!("ALTER TABLE {TABLE} ADD COLUMN unique_key text"));
     assert_eq!(scene.outcome(&["schema", "-s", &url, "--apply", "--queue", TABLE]).0, Some(0));
-    let mut working = start(&scene, &["work", "-s", &clerk, TABLE, "echo", "ran"]);
+    let mut working = start(&scene, &["work", "-s", &clerk, "--json", TABLE, "echo", "ran"]);
     assert_eq!(working.line(), "ran");
+    eventually("completed", || scene.read("said").contains("job_ended").then_some(()));
     server.sql(&format!("REVOKE UPDATE ON {TABLE} FROM clerk"));
     assert_eq!(working.code(), Some(125));
-    assert!(scene.read("said").contains("GRANT SELECT, INSERT, UPDATE"), "{}", scene.read("said"));
+    let said = scene.read("said");
+    assert!(said.contains("GRANT SELECT, INSERT, UPDATE"), "{said}");
+    assert_eq!(event_names(&said), ["job_started", "job_ended", "error"], "one event: {said}");
 }

@@ -16,11 +16,10 @@
 //! ```
 
 mod counters;
+mod enqueue;
 mod listing;
 mod oldest;
 mod steps;
-
-use std::fmt::Write as _;
 
 use tenure_core::jobs::DELAYED_HOLDER;
 
@@ -150,10 +149,10 @@ impl JobStatements {
         let result = format!(", result = $4::text::{}", jobs.optional.result.unwrap_or("jsonb"));
         let not_aside = format!("AND t.id <> ALL ($4::text[]::{id}[]) ");
         Self {
-            enqueue: enqueue(&jobs, OptionalColumns::default(), &format!(", {DURABLE}")),
-            enqueue_in: enqueue(&jobs, OptionalColumns::default(), ""),
-            enqueue_extended: enqueue(&jobs, jobs.optional, &format!(", {DURABLE}")),
-            enqueue_extended_in: enqueue(&jobs, jobs.optional, ""),
+            enqueue: enqueue::enqueue(&jobs, OptionalColumns::default(), &format!(", {DURABLE}")),
+            enqueue_in: enqueue::enqueue(&jobs, OptionalColumns::default(), ""),
+            enqueue_extended: enqueue::enqueue(&jobs, jobs.optional, &format!(", {DURABLE}")),
+            enqueue_extended_in: enqueue::enqueue(&jobs, jobs.optional, ""),
             existing: format!(
                 "SELECT {NOW} AS now, t.id::text AS id, t.unique_key FROM {table} AS t \
                  WHERE t.unique_key = ANY ($1::text[]) AND {OPEN}"
@@ -359,53 +358,6 @@ fn clean_up(table: &str, id: &str) -> String {
         "UPDATE {table} AS t SET locked_until = NULL, locked_by = NULL, attempts = {LOWERED_ATTEMPTS} \
          FROM unnest($1::text[]::{id}[], $2::int8[]) AS a (id, token) \
          WHERE t.id = a.id AND t.lease_token = a.token AND t.locked_by = $3 AND {OPEN} RETURNING {NOW} AS now"
-    )
-}
-
-/// Inserts jobs: `$1` payloads, `$2` priorities, `$3` delays, `$4` maximum attempts, `$5` keys, `$6` true to notify
-/// workers, and `$7` groups and `$8` metadata, which are ignored unless `optional` has their columns. The server sends one
-/// notification when the transaction commits, however often it enqueues.
-fn enqueue(jobs: &JobTable<'_>, optional: OptionalColumns, durable: &str) -> String {
-    let extras = optional.enqueued();
-    let (arrays, names) = match extras[..] {
-        [] => ("", ""),
-        _ => (", $7::text[], $8::text[]", "group_key, meta, "),
-    };
-    let (channel, insertion) = (channel(jobs.table), insertion(jobs, &extras, durable));
-    format!(
-        "WITH asked AS ( \
-             SELECT * FROM unnest($1::text[], $2::int4[], $3::int8[], $4::int4[], $5::text[]{arrays}) \
-                 WITH ORDINALITY AS a (payload, priority, delay, most, key, {names}nth) \
-         ), made AS ( {insertion} ) \
-         SELECT {NOW} AS now, m.id::text AS id, m.unique_key, (SELECT pg_notify('{channel}', '')::text WHERE $6) \
-         FROM made AS m"
-    )
-}
-
-/// Inserts the jobs of `asked`: payload, priority, delay, maximum attempts, key and number of each, and `extras`, which
-/// are further columns with their types.
-pub(super) fn insertion(jobs: &JobTable<'_>, extras: &[(&str, &str)], durable: &str) -> String {
-    let (table, JobTable { payload, id, .. }) = (jobs.table.quoted(), jobs);
-    let (id_column, new_id) = if jobs.makes_ids {
-        ("id, ", format!("gen_random_uuid()::text::{id}, "))
-    } else {
-        ("", String::new())
-    };
-    let (mut columns, mut values) = (String::new(), String::new());
-    for (column, kind) in extras {
-        let _ = write!(columns, ", {column}");
-        let _ = write!(values, ", a.{column}::{kind}");
-    }
-    format!(
-        "INSERT INTO {table} AS t ({id_column}payload, priority, created_at, max_attempts, unique_key, locked_until, \
-             locked_by{columns}) \
-         SELECT {new_id}a.payload::{payload}, a.priority, clock_timestamp(), a.most, a.key, \
-                CASE WHEN a.delay > 0 THEN clock_timestamp() + a.delay * interval '1 microsecond' END, \
-                CASE WHEN a.delay > 0 THEN '{DELAYED_HOLDER}' END{values} \
-         FROM asked AS a ORDER BY a.nth \
-         ON CONFLICT (unique_key) \
-             WHERE completed_at IS NULL AND failed_at IS NULL AND unique_key IS NOT NULL DO NOTHING \
-         RETURNING t.id, t.unique_key{durable}"
     )
 }
 

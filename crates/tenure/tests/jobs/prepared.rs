@@ -68,3 +68,34 @@ fn nothing_is_prepared_after_a_name_was_taken() {
         assert_eq!(last_seen(&db).await, 0, "nothing was prepared since");
     });
 }
+
+/// In transaction mode, a session that does not know the statement is an error that no caller hears of.
+#[test]
+fn statements_prepared_through_a_pooler_fail_no_request() {
+    let Some(url) = services::pgbouncer() else { return };
+    with_scene(&url, async |scene| {
+        let join = if scene.url.contains('?') { '&' } else { '?' };
+        let url = format!("{}{join}prepare=on", scene.url);
+        // Open transactions of others make the pooler use several sessions.
+        let mut busy = Vec::new();
+        for _ in 0..3 {
+            let db = scene.connect().await;
+            db.batch_execute("BEGIN; SELECT 1").await.unwrap();
+            busy.push(db);
+        }
+        let queues = [
+            Queue::connect(&url, &scene.table()).await.unwrap(),
+            Queue::connect(&url, &scene.table()).await.unwrap(),
+        ];
+        for round in 0..20 {
+            let queue = &queues[round % 2];
+            queue.enqueue(job("7")).await.unwrap();
+            if let Some(db) = busy.pop() {
+                db.batch_execute("COMMIT").await.unwrap();
+            }
+        }
+        let [first, second] = &queues;
+        let (first, second) = tokio::join!(work_off(first), work_off(second));
+        assert_eq!(first.completed + second.completed, 20, "{first:?} {second:?}");
+    });
+}
