@@ -19,6 +19,7 @@ mod counters;
 mod enqueue;
 mod listing;
 mod oldest;
+mod parts;
 mod steps;
 
 use tenure_core::jobs::DELAYED_HOLDER;
@@ -32,12 +33,10 @@ use crate::store::pg::incarnation::EPOCH;
 use crate::store::pg::job_columns::NAME_TYPES;
 use crate::store::pg::table::Table;
 
-/// Condition of an open job: neither completed nor failed.
-const OPEN: &str = "t.completed_at IS NULL AND t.failed_at IS NULL";
-
-/// Condition of a job that can be claimed.
-const FREE: &str = "t.completed_at IS NULL AND t.failed_at IS NULL AND t.locked_by IS NULL \
-    AND (t.locked_until IS NULL OR t.locked_until <= clock_timestamp())";
+#[cfg(feature = "schedules")]
+pub(super) use enqueue::insertion;
+use parts::{FREE, OPEN, row_columns};
+pub(super) use parts::{JobTable, channel, micros, state};
 
 /// The token after a claim. `greatest` reads null and negative numbers as 0. The largest number cannot be raised: such a
 /// row is set aside after its claim, and must not fail the claim of other rows.
@@ -52,36 +51,6 @@ const USED_UP: &str = "greatest(t.attempts, 0) >= t.max_attempts";
 /// Limits of the times of a position that a claim may resume at. Other times are rounded when they are sent, or out of
 /// range.
 pub(super) const PLACE_TIMES: [&str; 2] = ["1700-01-01 00:00:00+00", "2200-01-01 00:00:00+00"];
-
-/// A table, and the facts of its columns that statements depend on.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct JobTable<'a> {
-    pub(super) table: &'a Table,
-    /// Type of `id`.
-    pub(super) id: &'a str,
-    /// Type of `payload`.
-    pub(super) payload: &'a str,
-    /// True if `priority` may be null.
-    pub(super) priority_may_be_null: bool,
-    /// Maximum number of characters of `error_message`, if there is one.
-    pub(super) error_chars: Option<i32>,
-    /// True if the database makes no ids, so that statements must.
-    pub(super) makes_ids: bool,
-    /// Optional columns that the table has.
-    pub(super) optional: OptionalColumns,
-}
-
-impl JobTable<'_> {
-    /// Priority of the row `t`: the expression of the index for claims.
-    fn priority(&self) -> &'static str {
-        if self.priority_may_be_null { "coalesce(t.priority, 0)" } else { "t.priority" }
-    }
-
-    /// Order of claims. PostgreSQL sorts null last: a job without a time of creation counts as the youngest.
-    fn order(&self) -> String {
-        format!("{} DESC, t.created_at, t.id", self.priority())
-    }
-}
 
 /// All statements for one table, for its type of id. Statements that claim contain the placeholder [`EPOCH`].
 #[derive(Debug)]
@@ -231,11 +200,6 @@ impl JobStatements {
             notify: format!("SELECT {NOW} AS now, pg_notify('{channel}', $1)"),
         }
     }
-}
-
-/// Notification channel for new jobs.
-pub(super) fn channel(table: &Table) -> String {
-    table.channel()
 }
 
 /// Condition of a job that this worker holds. A late update is accepted as long as no other worker has claimed the job:
@@ -463,58 +427,6 @@ fn sweep(table: &str, channel: &str, error_chars: Option<i32>) -> String {
               FROM (SELECT min(t.locked_until) AS locked_until, bool_or({ahead}) AS is_ahead FROM {table} AS t \
                     WHERE {OPEN} AND t.locked_by IS NOT NULL AND t.locked_until > clock_timestamp()) AS t) AS n",
         micros("locked_until")
-    )
-}
-
-/// Time of a column in microseconds since 1970. Null if it is infinite, or so far away that no calendar of the clients
-/// has it.
-pub(super) fn micros(column: &str) -> String {
-    format!(
-        "(extract(epoch FROM CASE WHEN t.{column} >= '0001-01-01 00:00:00+00' AND t.{column} < '10000-01-01 00:00:00+00' \
-             THEN t.{column} END) * 1000000)::int8"
-    )
-}
-
-/// Columns that show a job.
-pub(super) fn row_columns(jobs: &JobTable<'_>) -> String {
-    let time = |column: &str| format!("{} AS {column}", micros(column));
-    // As bytes: a database with the encoding SQL_ASCII has texts that are no UTF-8, and the server refuses to send those
-    // as text. One such row would keep all others from being listed.
-    let text = |value: &str| {
-        format!(
-            "convert_to({value}::text, CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END)"
-        )
-    };
-    format!(
-        "{NOW} AS now, {} AS id, coalesce(t.priority, 0)::int8 AS priority, {}, {}, {}, {} AS error_message, {}, \
-         {} AS locked_by, {} AS payload, coalesce(t.attempts, 0) AS attempts, t.max_attempts, \
-         coalesce(t.lease_token, 0) AS lease_token, {} AS unique_key, {} AS group_key, {} AS progress, {} AS result, \
-         {} AS meta, \
-         t.completed_at IS NOT NULL AS completed, t.failed_at IS NOT NULL AS failed, \
-         t.locked_until IS NOT NULL AND t.locked_until > clock_timestamp() AS lock_is_ahead",
-        text("t.id"),
-        time("created_at"),
-        time("completed_at"),
-        time("failed_at"),
-        text("t.error_message"),
-        time("locked_until"),
-        text("t.locked_by"),
-        text("t.payload"),
-        text("t.unique_key"),
-        text(jobs.optional.text("group_key")),
-        text(jobs.optional.text("progress")),
-        text(jobs.optional.text("result")),
-        text(jobs.optional.text("meta")),
-    )
-}
-
-/// State of a job in SQL, by the same rule as [`JobState::of`](tenure_core::jobs::JobState::of).
-pub(super) fn state() -> String {
-    format!(
-        "CASE WHEN t.completed_at IS NOT NULL THEN 'COMPLETED' WHEN t.failed_at IS NOT NULL THEN 'FAILED' \
-              WHEN t.locked_until > clock_timestamp() AND t.locked_by = '{DELAYED_HOLDER}' THEN 'DELAYED' \
-              WHEN t.locked_until > clock_timestamp() THEN 'RUNNING' \
-              WHEN t.locked_until IS NULL OR t.locked_by = '{DELAYED_HOLDER}' THEN 'AVAILABLE' ELSE 'EXPIRED' END"
     )
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tenure::jobs::{Failure, Job, Queue};
 
-use super::job_outputs::{JobOutputs, async_pipe};
+use super::job_outputs::{JobOutputs, OUTPUT_DRAIN_TIMEOUT, async_pipe};
 use super::job_record::JobRecord;
 use super::running_jobs::RunningJobs;
 use crate::args::output::Output;
@@ -24,9 +24,6 @@ use crate::terminal::Terminal;
 const STDERR_TAIL_BYTES: usize = 2_000;
 /// Maximum length of a line of output that is passed on as a whole.
 const MAX_LINE_BYTES: usize = 64 << 10;
-/// Time that is waited for the rest of the output after a command has ended. Processes that it left behind may keep its
-/// streams open: end of file may never come.
-pub(super) const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The command and settings that all jobs share.
 pub(super) struct JobCommand {

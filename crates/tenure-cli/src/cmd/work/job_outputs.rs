@@ -4,16 +4,19 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use tenure::jobs::{Job, ProgressLines};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe::Receiver;
 use tokio::task::JoinHandle;
 
-use super::job_command::OUTPUT_DRAIN_TIMEOUT;
 use crate::mutex::Mutex;
 use crate::report::Reporter;
 
+/// Time that is waited for the rest of the output after a command has ended. Processes that it left behind may keep its
+/// streams open: end of file may never come.
+pub(super) const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 /// Maximum size of a result in bytes.
 const MAX_RESULT_BYTES: usize = 1 << 20;
 

@@ -1,6 +1,6 @@
 //! SQL that counts jobs by index: at most a bounded number of rows is read, however many the table has.
 
-use super::{JobTable, OPEN, state};
+use super::parts::{JobTable, OPEN, state};
 use crate::store::pg::clock::NOW;
 
 /// Size of the table and the statistics about it, with those of tables that inherit from it.

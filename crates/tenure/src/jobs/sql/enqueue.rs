@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use tenure_core::jobs::DELAYED_HOLDER;
 
-use super::{JobTable, OptionalColumns, channel};
+use super::parts::{JobTable, channel};
+use crate::jobs::optional_columns::OptionalColumns;
 use crate::store::pg::clock::NOW;
 
 /// Inserts jobs: `$1` payloads, `$2` priorities, `$3` delays, `$4` maximum attempts, `$5` keys, `$6` true to notify
@@ -29,7 +30,11 @@ pub(super) fn enqueue(jobs: &JobTable<'_>, optional: OptionalColumns, durable: &
 
 /// Inserts the jobs of `asked`: payload, priority, delay, maximum attempts, key and number of each, and `extras`, which
 /// are further columns with their types.
-pub(in crate::jobs) fn insertion(jobs: &JobTable<'_>, extras: &[(&str, &str)], durable: &str) -> String {
+pub(in crate::jobs) fn insertion(
+    jobs: &JobTable<'_>,
+    extras: &[(&str, &str)],
+    durable: &str,
+) -> String {
     let (table, JobTable { payload, id, .. }) = (jobs.table.quoted(), jobs);
     let (id_column, new_id) = if jobs.makes_ids {
         ("id, ", format!("gen_random_uuid()::text::{id}, "))

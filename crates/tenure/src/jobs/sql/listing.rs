@@ -5,7 +5,7 @@
 //! `created_at` of all rows would cost a write per job for lists alone, so tenure does not create one, but uses one that
 //! exists. Without it, such jobs are listed by descending id.
 
-use super::{JobTable, row_columns, state};
+use super::parts::{JobTable, row_columns, state};
 use crate::store::pg::clock::NOW;
 
 /// Types of ids that grow with time.

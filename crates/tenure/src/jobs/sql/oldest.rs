@@ -1,6 +1,6 @@
 //! SQL of the age of the oldest available job, by index.
 
-use super::{FREE, JobTable};
+use super::parts::{FREE, JobTable};
 use crate::store::pg::clock::NOW;
 
 /// Maximum number of priorities that are looked at.

@@ -2,7 +2,7 @@
 
 use tenure_core::jobs::{DELAYED_HOLDER, LEASE_MARK};
 
-use super::{OPEN, micros};
+use super::parts::{OPEN, micros};
 use crate::store::pg::clock::NOW;
 
 /// Time by which a lease may end later than it can last, for the delay between two readings of the clock.
