@@ -154,6 +154,54 @@ fn an_invalid_index_of_an_interrupted_run_is_made_again() {
 }
 
 #[test]
+fn a_run_that_was_cut_off_at_any_time_is_continued_by_the_next() {
+    let Some(url) = services::postgres() else { return };
+    with_scene(&url, async |scene| {
+        let db = scene.connect().await;
+        create_old_jobs(&db, 20_000).await;
+        let (schema, all) = (old_jobs(&scene), UndoOptions::default().drop_columns(true));
+        let mut cut_off = 0;
+        for millis in [5, 10, 20, 30, 40, 50, 60, 80, 100, 150] {
+            // The connection is closed with the future. The server may still be busy with its last statement.
+            let limit = Duration::from_millis(millis);
+            cut_off +=
+                u32::from(tokio::time::timeout(limit, schema.apply(&scene.url)).await.is_err());
+            schema.apply(&scene.url).await.unwrap();
+            let plan = schema.plan(&scene.url).await.unwrap();
+            assert!(plan.is_empty(), "{plan}");
+            let limit = Duration::from_millis(millis / 2);
+            cut_off +=
+                u32::from(tokio::time::timeout(limit, schema.undo(&scene.url, all)).await.is_err());
+            schema.undo(&scene.url, all).await.unwrap();
+            let plan = schema.undo_plan(&scene.url, all).await.unwrap();
+            assert!(plan.is_empty(), "{plan}");
+        }
+        println!("{cut_off} of 20 runs were cut off");
+        assert!(cut_off > 0);
+    });
+}
+
+#[test]
+fn a_pooler_in_transaction_mode_is_refused_before_anything_is_changed() {
+    let (Some(url), Some(pooler)) = (services::postgres(), services::pgbouncer()) else { return };
+    with_scene(&url, async move |scene| {
+        let db = scene.connect().await;
+        create_old_jobs(&db, 10).await;
+        let before = objects(&scene, &db).await;
+        let error = old_jobs(&scene).apply(&pooler).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
+        assert!(error.to_string().contains("transaction mode"), "{error}");
+        assert_eq!(objects(&scene, &db).await, before);
+        if let Some(pooler) = services::pgbouncer_in_session_mode() {
+            old_jobs(&scene).apply(&pooler).await.unwrap();
+        }
+        old_jobs(&scene).apply(&scene.url).await.unwrap();
+        // Nothing is missing: no session is needed.
+        old_jobs(&scene).apply(&pooler).await.unwrap();
+    });
+}
+
+#[test]
 fn five_change_an_existing_table_at_once() {
     let Some(url) = services::postgres() else { return };
     with_scene(&url, async |scene| {
