@@ -10,6 +10,7 @@
 //! | `/metrics` | metrics for Prometheus |
 //! | `/livez`, `/readyz` | health: the engine responds; the engine accepts requests |
 
+mod admin;
 mod jobs;
 mod metrics;
 mod now;
@@ -32,13 +33,13 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
-use tenure_core::Time;
 use tenure_core::table::KeySpace;
 use tokio::sync::Semaphore;
 
 use crate::clock;
-use crate::engine::{AdminOutcome, Engine};
+use crate::engine::Engine;
 use crate::server::Handle;
+use admin::{AdminRequest, admin_response, bearer, engine_timed_out, space};
 use jobs::JobChange;
 use site::Site;
 use watched::StoreMonitor;
@@ -164,11 +165,6 @@ fn without_port(host: &str) -> &str {
     }
 }
 
-fn bearer(headers: &HeaderMap) -> Option<Vec<u8>> {
-    let value = headers.get(header::AUTHORIZATION)?.as_bytes();
-    value.strip_prefix(b"Bearer ").map(<[u8]>::to_vec)
-}
-
 /// Requires the auth token for reading if [`HttpOptions::auth_required`].
 async fn require_auth(
     State(site): SiteState,
@@ -193,10 +189,6 @@ async fn require_auth(
         }
         None => engine_timed_out(),
     }
-}
-
-fn engine_timed_out() -> Response {
-    (StatusCode::SERVICE_UNAVAILABLE, "the server does not respond\n").into_response()
 }
 
 async fn live(State(site): SiteState) -> Response {
@@ -284,10 +276,6 @@ impl PageView {
         };
         matches!(self, Self::Job { .. }) && timeless(last) == timeless(new)
     }
-}
-
-fn space(kind: &str) -> KeySpace {
-    if kind == "semaphore" { KeySpace::Semaphore } else { KeySpace::Lock }
 }
 
 async fn now_once(State(site): SiteState, params: QueryParams) -> Response {
@@ -381,46 +369,6 @@ impl Drop for ViewerPermit {
     }
 }
 
-/// An operator's request to break a hold or to hand it off.
-struct AdminRequest {
-    secret: Vec<u8>,
-    peer: IpAddr,
-    space: KeySpace,
-    name: String,
-    number: u64,
-    reason: String,
-}
-
-impl AdminRequest {
-    fn parse(
-        peer: SocketAddr,
-        headers: &HeaderMap,
-        body: Option<Json<Value>>,
-    ) -> Result<Self, &'static str> {
-        let Some(Json(body)) = body else { return Err("send JSON: name, kind, token, reason\n") };
-        let text = |name: &str| body[name].as_str().unwrap_or_default();
-        let number = text("token").parse().map_err(|_| "the token must be a number\n")?;
-        let reason = reason(&body);
-        let (name, space) = (text("name").to_owned(), space(text("kind")));
-        let secret = bearer(headers).unwrap_or_default();
-        let request = Self { secret, peer: peer.ip(), space, name, number, reason };
-        if request.name.is_empty() || request.reason.is_empty() {
-            return Err("name and reason are required: the reason is written to the logs\n");
-        }
-        Ok(request)
-    }
-
-    fn key(&self) -> (KeySpace, &[u8]) {
-        (self.space, self.name.as_bytes())
-    }
-}
-
-/// Reason of an operator's request, for the logs.
-fn reason(body: &Value) -> String {
-    let text = body["reason"].as_str().unwrap_or_default();
-    text.trim().chars().filter(|c| !c.is_control()).take(50).collect()
-}
-
 async fn break_hold(
     State(site): SiteState,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
@@ -451,42 +399,6 @@ async fn request_handoff(
         )
     };
     admin_response(&site, AdminRequest::parse(peer, &headers, body), requested).await
-}
-
-async fn admin_response(
-    site: &Site,
-    request: Result<AdminRequest, &'static str>,
-    work: impl FnOnce(&mut Engine, &AdminRequest, Time) -> AdminOutcome + Send + 'static,
-) -> Response {
-    let request = match request {
-        Ok(request) => request,
-        Err(why) => return (StatusCode::BAD_REQUEST, why).into_response(),
-    };
-    let outcome = site.query_engine(move |engine, now| work(engine, &request, now)).await;
-    let Some(outcome) = outcome else { return engine_timed_out() };
-    match outcome {
-        AdminOutcome::Done => StatusCode::NO_CONTENT.into_response(),
-        refused => admin_refusal(refused).into_response(),
-    }
-}
-
-/// Status and text of a request that was refused.
-fn admin_refusal(outcome: AdminOutcome) -> (StatusCode, &'static str) {
-    match outcome {
-        AdminOutcome::Done => (StatusCode::NO_CONTENT, ""),
-        AdminOutcome::WrongSecret => (StatusCode::UNAUTHORIZED, "the auth token is wrong\n"),
-        AdminOutcome::NoSecret => (
-            StatusCode::FORBIDDEN,
-            "this server has no auth token, which all changes from its page need: start it with --auth-token-file\n",
-        ),
-        AdminOutcome::NotHeld => {
-            (StatusCode::CONFLICT, "no hold has this token: check the present holder\n")
-        }
-        AdminOutcome::HolderUnreachable => (
-            StatusCode::CONFLICT,
-            "the holder cannot be notified: wait until the hold ends, or break it\n",
-        ),
-    }
 }
 
 /// Changes a job of a watched queue.

@@ -2,16 +2,13 @@
 
 mod holds;
 mod jobs;
+mod screen;
 
 use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use clap::Args;
-use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
-use ratatui::layout::{Constraint, Rect};
-use ratatui::style::{Modifier, Style};
-use ratatui::widgets::{Row, Table, TableState};
 use tokio::sync::mpsc;
 
 use crate::args::store::StoreUrl;
@@ -21,6 +18,7 @@ use crate::queue_monitor::QueueMonitor;
 use crate::report;
 use holds::HoldsScreen;
 use jobs::{JobsScreen, MAX_JOBS};
+use screen::Screen;
 
 #[derive(Args)]
 #[command(after_help = exit::TOP)]
@@ -88,39 +86,6 @@ async fn show_jobs(arguments: &Top, url: &str, queue: &str) -> Exit {
         Ok((reading, running_for))
     })
     .await
-}
-
-/// Contents of the terminal.
-trait Screen {
-    /// Data of one reading of the store.
-    type Data;
-
-    /// Shows a new reading.
-    fn update(&mut self, data: Self::Data);
-
-    /// Selected row.
-    fn selection(&mut self) -> &mut TableState;
-
-    /// Handles a key that neither ends the program nor moves the selection.
-    fn press(&mut self, _code: KeyCode) {}
-
-    /// Draws the last reading, and why the one after it failed.
-    fn draw(&mut self, frame: &mut Frame<'_>, error: Option<&str>);
-}
-
-/// Draws a table with titles and a selected row.
-fn draw_table<'a, const N: usize>(
-    frame: &mut Frame<'_>,
-    area: Rect,
-    columns: [(&'a str, Constraint); N],
-    rows: impl Iterator<Item = Row<'a>>,
-    selection: &mut TableState,
-) {
-    let titles = Row::new(columns.map(|(title, _)| title));
-    let table = Table::new(rows, columns.map(|(_, width)| width))
-        .header(titles.style(Style::new().add_modifier(Modifier::BOLD)))
-        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
-    frame.render_stateful_widget(table, area, selection);
 }
 
 /// Shows a screen until the user quits; `read` reads the store.

@@ -8,11 +8,11 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use super::admin::{admin_refusal, engine_timed_out, reason};
 use super::site::Site;
 use super::watched::{
     INSPECT_TIMEOUT, JobError, JobFuture, JobView, StoreMonitor, WatchedJobs, job_json,
 };
-use super::{admin_refusal, engine_timed_out, reason};
 use crate::clock;
 
 /// Status and text of a request that was refused or has failed.

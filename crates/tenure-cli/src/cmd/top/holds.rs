@@ -7,7 +7,7 @@ use ratatui::text::Line;
 use ratatui::widgets::{Block, Paragraph, Row, TableState};
 use tenure::store::KeyState;
 
-use super::{Screen, draw_table};
+use super::screen::{Screen, draw_table};
 use crate::{humanize, keys};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

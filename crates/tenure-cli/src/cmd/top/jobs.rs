@@ -9,7 +9,7 @@ use ratatui::text::Line;
 use ratatui::widgets::{Block, Paragraph, Row, TableState, Wrap};
 use tenure::jobs::{JobRow, JobState};
 
-use super::{Screen, draw_table};
+use super::screen::{Screen, draw_table};
 use crate::humanize;
 use crate::queue_monitor::QueueReading;
 
