@@ -15,6 +15,8 @@ mod bulk;
 mod checkpoints;
 #[path = "jobs/completing.rs"]
 mod completing;
+#[path = "jobs/importing.rs"]
+mod importing;
 #[path = "jobs/killed.rs"]
 mod killed;
 #[path = "jobs/outputs.rs"]

@@ -2,6 +2,7 @@
 
 mod change;
 mod checkpoint;
+mod import;
 pub(crate) mod pause;
 pub(crate) mod prune;
 mod schedule;
@@ -81,6 +82,10 @@ pub(crate) struct QueueArgs {
 pub(crate) struct Add {
     #[command(flatten)]
     queue: QueueArgs,
+    /// Enqueue the jobs of this file, or of stdin with `-`: one JSON object per line, with payload, priority, delay,
+    /// `max_attempts` and `unique_key`. All of them or none; at most a million
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["payload", "priority", "delay", "max_attempts", "unique_key"])]
+    from: Option<String>,
     /// Payload of the job; `-` reads it from stdin
     #[arg(long, value_name = "JSON", default_value = "null")]
     payload: String,
@@ -161,6 +166,9 @@ impl QueueArgs {
 }
 
 async fn add(arguments: &Add) -> Exit {
+    if let Some(path) = &arguments.from {
+        return import::run(&arguments.queue, path).await;
+    }
     let job = match new_job(arguments) {
         Ok(job) => job,
         Err(error) => return super::report_error(&error),

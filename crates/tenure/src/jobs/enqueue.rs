@@ -15,7 +15,7 @@ use crate::{Error, ErrorKind, Result};
 impl QueueShared {
     /// Enqueues jobs in one statement, and returns one result per job in their order.
     pub(super) async fn enqueue(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
-        let values = JobValues::of(jobs);
+        let values = JobValues::of(&jobs.iter());
         let extended = self.needs_optional_columns(jobs)?;
         let sql = if extended { &self.sql.enqueue_extended } else { &self.sql.enqueue };
         let sent = self.db.ask(sql, &values.parameters(extended), self.db.by()).await;
@@ -39,7 +39,7 @@ impl QueueShared {
         jobs: &[NewJob],
     ) -> Result<Vec<Enqueued>> {
         let explain = |error| failure::explain(error, RequestStage::Asking);
-        let values = JobValues::of(jobs);
+        let values = JobValues::of(&jobs.iter());
         let extended = self.needs_optional_columns(jobs)?;
         let sql = if extended { &self.sql.enqueue_extended_in } else { &self.sql.enqueue_in };
         let sent = transaction.query_typed(sql, &values.parameters(extended)).await;
@@ -56,7 +56,7 @@ impl QueueShared {
     }
 
     /// True if a job has a value of an optional column. Fails if the table has no such column.
-    fn needs_optional_columns(&self, jobs: &[NewJob]) -> Result<bool> {
+    pub(super) fn needs_optional_columns(&self, jobs: &[NewJob]) -> Result<bool> {
         let grouped = jobs.iter().any(|job| job.group_key.is_some());
         let described = jobs.iter().any(|job| job.meta.is_some());
         if grouped && !self.optional.group_key {
@@ -70,7 +70,7 @@ impl QueueShared {
 }
 
 /// Jobs as the columns of one statement.
-struct JobValues<'a> {
+pub(super) struct JobValues<'a> {
     payloads: Vec<&'a str>,
     priorities: Vec<i32>,
     delays: Vec<i64>,
@@ -82,21 +82,21 @@ struct JobValues<'a> {
 }
 
 impl<'a> JobValues<'a> {
-    fn of(jobs: &'a [NewJob]) -> Self {
+    pub(super) fn of(jobs: &(impl Iterator<Item = &'a NewJob> + Clone)) -> Self {
         Self {
-            payloads: jobs.iter().map(|job| job.payload.as_str()).collect(),
-            priorities: jobs.iter().map(|job| job.priority).collect(),
-            delays: jobs.iter().map(|job| micros(job.delay)).collect(),
-            attempts: jobs.iter().map(|job| job.max_attempts).collect(),
-            keys: jobs.iter().map(|job| job.unique_key.as_deref()).collect(),
-            notify: jobs.iter().any(|job| job.delay.is_zero()),
-            groups: jobs.iter().map(|job| job.group_key.as_deref()).collect(),
-            metadata: jobs.iter().map(|job| job.meta.as_ref().map(ToString::to_string)).collect(),
+            payloads: jobs.clone().map(|job| job.payload.as_str()).collect(),
+            priorities: jobs.clone().map(|job| job.priority).collect(),
+            delays: jobs.clone().map(|job| micros(job.delay)).collect(),
+            attempts: jobs.clone().map(|job| job.max_attempts).collect(),
+            keys: jobs.clone().map(|job| job.unique_key.as_deref()).collect(),
+            notify: jobs.clone().any(|job| job.delay.is_zero()),
+            groups: jobs.clone().map(|job| job.group_key.as_deref()).collect(),
+            metadata: jobs.clone().map(|job| job.meta.as_ref().map(ToString::to_string)).collect(),
         }
     }
 
     /// Parameters of the statement that enqueues, and with `extended` those of optional columns.
-    fn parameters(&self, extended: bool) -> Vec<Parameter<'_>> {
+    pub(super) fn parameters(&self, extended: bool) -> Vec<Parameter<'_>> {
         let mut parameters: Vec<Parameter<'_>> = vec![
             (&self.payloads, Type::TEXT_ARRAY),
             (&self.priorities, Type::INT4_ARRAY),

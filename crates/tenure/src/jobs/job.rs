@@ -153,7 +153,12 @@ impl NewJob {
         Ok(self)
     }
 
-    pub(super) fn check(&self) -> Result<()> {
+    /// Checks the settings, as enqueueing does.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if the job cannot be enqueued with them.
+    pub fn check(&self) -> Result<()> {
         if self.max_attempts < 1 {
             return Err(invalid("a job with 0 attempts never runs: give at least 1"));
         }

@@ -16,6 +16,7 @@ use super::bulk::BulkStatements;
 use super::controls::{Controls, PauseCallbacks};
 use super::db::JobDb;
 use super::heart::{Holds, RowName, Rows, Ticket};
+use super::import::ImportStatement;
 use super::job::Job;
 use super::notifications::JobNotifications;
 use super::optional_columns::OptionalColumns;
@@ -42,6 +43,7 @@ pub(super) struct QueueShared {
     pub(super) sql: JobStatements,
     pub(super) bulk_sql: BulkStatements,
     pub(super) prune_sql: String,
+    pub(super) import_sql: ImportStatement,
     #[cfg(feature = "schedules")]
     pub(super) fire_sql: String,
     #[cfg(feature = "schedules")]
@@ -134,6 +136,7 @@ impl QueueShared {
             optional,
         };
         let (sql, bulk_sql) = (JobStatements::new(jobs), BulkStatements::new(&jobs));
+        let import_sql = ImportStatement::new(&jobs, kind("priority"));
         let (has_counted_ids, prune_sql) = (jobs.has_counted_ids(), retention::prune(&jobs));
         #[cfg(feature = "schedules")]
         let fire_sql = schedules::fire(&jobs);
@@ -143,6 +146,7 @@ impl QueueShared {
             sql,
             bulk_sql,
             prune_sql,
+            import_sql,
             #[cfg(feature = "schedules")]
             fire_sql,
             #[cfg(feature = "schedules")]

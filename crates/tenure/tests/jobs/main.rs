@@ -10,6 +10,7 @@ mod counting;
 mod crowds;
 mod faults;
 mod glance;
+mod import;
 mod input;
 #[allow(dead_code, reason = "shared with the tests of advisory locks")]
 #[path = "../pg_advisory/link.rs"]

@@ -7,6 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+#[cfg(feature = "jobs")]
+use bytes::Bytes;
+#[cfg(feature = "jobs")]
+use futures_util::SinkExt as _;
 use tenure_core::Time;
 use tenure_core::primaries::PrimaryRun;
 use tokio::sync::{mpsc, watch};
@@ -155,6 +159,21 @@ impl PgConnection {
         let answer = within(&self.clock, by, self.client.simple_query(sql)).await;
         let messages = self.finish(answer, RequestStage::Asking)?;
         Ok(messages.into_iter().filter_map(row).collect())
+    }
+
+    /// Sends data by a `COPY … FROM STDIN` and returns the number of rows.
+    #[cfg(feature = "jobs")]
+    pub(crate) async fn copy_in(&mut self, sql: &str, data: Vec<Bytes>, by: Time) -> Result<u64> {
+        self.begin()?;
+        let copying = async {
+            let mut sink = std::pin::pin!(self.client.copy_in::<_, Bytes>(sql).await?);
+            for part in data {
+                sink.feed(part).await?;
+            }
+            sink.finish().await
+        };
+        let answer = within(&self.clock, by, copying).await;
+        self.finish(answer, RequestStage::Asking)
     }
 
     fn begin(&mut self) -> Result<()> {
