@@ -5,6 +5,7 @@ mod checkpoint;
 mod import;
 pub(crate) mod pause;
 pub(crate) mod prune;
+mod queue_args;
 mod schedule;
 
 use std::fmt::Write as _;
@@ -14,16 +15,16 @@ use std::time::{Duration, SystemTime};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use serde_json::value::RawValue;
-use tenure::jobs::{JobChange, JobRow, JobState, NewJob, Options, Queue};
+use tenure::jobs::{JobChange, JobRow, JobState, NewJob};
 use tenure::{Error, ErrorKind, Result};
 
 use change::{Cancel, ChangeArgs};
 use checkpoint::CheckpointSubcommand;
 use pause::Pause;
 use prune::Prune;
+use queue_args::{QueueArgs, report_rejection};
 use schedule::ScheduleSubcommand;
 
-use crate::args::store::DatabaseUrl;
 use crate::args::value::duration_or_zero;
 use crate::exit::{self, Exit};
 use crate::keys::columns;
@@ -64,18 +65,6 @@ pub(crate) enum JobSubcommand {
     /// Claim, save, complete and list chunks of a table of checkpoints
     #[command(subcommand)]
     Checkpoint(CheckpointSubcommand),
-}
-
-/// The queue of a subcommand.
-#[derive(Args)]
-pub(crate) struct QueueArgs {
-    #[command(flatten)]
-    store: DatabaseUrl,
-    /// Print JSON, one object per line
-    #[arg(long)]
-    json: bool,
-    /// Name of the queue, which is the name of its table
-    queue: String,
 }
 
 #[derive(Args)]
@@ -151,18 +140,6 @@ pub(crate) fn run(command: &JobSubcommand) -> Exit {
             JobSubcommand::Rm(jobs) => change::run(jobs, JobChange::Remove).await,
         }
     })
-}
-
-impl QueueArgs {
-    async fn connect(&self) -> Result<Queue, Exit> {
-        let url = self.store.postgres_url().map_err(|(message, exit)| {
-            report::print_line(&message);
-            exit
-        })?;
-        let options = Options::default().connections(1);
-        let connected = Queue::connect_with(url, &self.queue, options).await;
-        connected.map_err(|error| super::report_error(&error))
-    }
 }
 
 async fn add(arguments: &Add) -> Exit {
@@ -321,14 +298,6 @@ fn described(job: &JobRow) -> String {
         }
     }
     text
-}
-
-/// Reports an error of one job. A change that the job's state does not allow is no usage error.
-fn report_rejection(error: &Error) -> Exit {
-    match super::report_error(error) {
-        Exit::Usage => Exit::Refused,
-        exit => exit,
-    }
 }
 
 #[derive(Serialize)]

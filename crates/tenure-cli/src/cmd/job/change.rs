@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::json;
 use tenure::jobs::{JobChange, JobFilter, JobState, JobsChanged, Queue};
 
-use super::{QueueArgs, report_rejection};
+use super::queue_args::{QueueArgs, report_rejection};
 use crate::args::value::duration_or_zero;
 use crate::exit::Exit;
 use crate::{cmd, report};

@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use tenure::jobs::{ImportedJobs, NewJob};
 use tenure::{Error, ErrorKind, Result};
 
-use super::QueueArgs;
+use super::queue_args::QueueArgs;
 use crate::args::value::duration_or_zero;
 use crate::cmd;
 use crate::exit::Exit;

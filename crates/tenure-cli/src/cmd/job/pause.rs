@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use clap::Args;
 use tenure::jobs::{Queue, QueuePause};
 
-use super::QueueArgs;
+use super::queue_args::QueueArgs;
 use crate::exit::Exit;
 use crate::{cmd, humanize, report};
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use tenure::jobs::Retention;
 
-use super::QueueArgs;
+use super::queue_args::QueueArgs;
 use crate::args::value::duration_or_zero;
 use crate::cmd;
 use crate::exit::Exit;

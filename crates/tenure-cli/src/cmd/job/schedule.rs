@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 use tenure::jobs::{CatchUp, NewJob, NewSchedule, ScheduleRow};
 
-use super::QueueArgs;
+use super::queue_args::QueueArgs;
 use crate::exit::{self, Exit};
 use crate::keys::columns;
 use crate::{cmd, humanize, report};
