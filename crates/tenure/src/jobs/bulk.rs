@@ -5,15 +5,14 @@
 
 use std::time::Duration;
 
-use tenure_core::jobs::{DELAYED_HOLDER, JobState};
+use tenure_core::jobs::JobState;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::Queue;
-use super::sql::{JobTable, RAISED_TOKEN, channel, cut, state};
-use crate::store::pg::clock::{NOW, micros};
+use super::sql::{BulkStatements, ChangeStatements};
+use crate::store::pg::clock::micros;
 use crate::store::pg::connect::Parameter;
-use crate::store::pg::durable::DURABLE;
 use crate::store::pg::failure;
 use crate::{Error, Result};
 
@@ -106,103 +105,14 @@ pub struct JobsChanged {
     pub duplicates: u64,
 }
 
-/// Statements of the changes. All have these parameters: `$1` the id after which the window begins or null, `$2` the
-/// number of rows to read, `$3` a state or null, `$4` the age in microseconds or null, `$5` a pattern or null, `$6` the
-/// maximum number of jobs, `$7` the reason.
-#[derive(Debug)]
-pub(super) struct BulkStatements {
-    requeue: ChangeStatements,
-    cancel: ChangeStatements,
-    remove: ChangeStatements,
-}
-
-#[derive(Debug)]
-struct ChangeStatements {
-    change: String,
-    count: String,
-}
-
-impl BulkStatements {
-    pub(super) fn new(jobs: &JobTable<'_>) -> Self {
-        let (table, state) = (jobs.table.quoted(), state());
-        let why = cut("$7::text", jobs.error_chars);
-        let ours = "FROM chosen AS c WHERE t.id = c.id";
-        let (open, done) = (
-            "t.completed_at IS NULL AND t.failed_at IS NULL",
-            format!("RETURNING t.id, {DURABLE}"),
-        );
-        let requeue = format!(
-            "UPDATE {table} AS t SET failed_at = NULL, attempts = 0, locked_until = NULL, locked_by = NULL {ours} {done}"
-        );
-        let cancel = format!(
-            "UPDATE {table} AS t SET failed_at = clock_timestamp(), error_message = {why}, locked_until = NULL, \
-                 locked_by = NULL, lease_token = {RAISED_TOKEN} {ours} AND {open} {done}"
-        );
-        let remove = format!("DELETE FROM {table} AS t USING chosen AS c WHERE t.id = c.id {done}");
-        let can_requeue = format!(
-            "t.completed_at IS NULL AND (t.failed_at IS NOT NULL OR t.locked_by = '{DELAYED_HOLDER}')"
-        );
-        // A failed job of a key that has an open job cannot be opened again, and of two failed ones only one can.
-        let has_duplicate = format!(
-            "k.unique_key IS NOT NULL AND k.failed AND (k.nth > 1 OR EXISTS (SELECT FROM {table} AS t \
-                 WHERE t.unique_key = k.unique_key AND {open} AND t.id <> k.id))"
-        );
-        let all = |allowed: &str, duplicate: &str, change: &str| ChangeStatements {
-            change: window(jobs, allowed, duplicate, change, "FOR UPDATE OF t"),
-            count: window(jobs, allowed, duplicate, "SELECT c.id FROM chosen AS c", ""),
-        };
-        Self {
-            requeue: all(&can_requeue, &has_duplicate, &requeue),
-            cancel: all(open, "false", &cancel),
-            remove: all(&format!("{state} <> 'RUNNING'"), "false", &remove),
+impl JobChange<'_> {
+    fn statements(self, sql: &BulkStatements) -> &ChangeStatements {
+        match self {
+            Self::Requeue => &sql.requeue,
+            Self::Cancel(_) => &sql.cancel,
+            Self::Remove => &sql.remove,
         }
     }
-
-    fn of(&self, change: JobChange<'_>) -> &ChangeStatements {
-        match change {
-            JobChange::Requeue => &self.requeue,
-            JobChange::Cancel(_) => &self.cancel,
-            JobChange::Remove => &self.remove,
-        }
-    }
-}
-
-/// Changes the jobs of one window of rows. Returns the window's number of rows and its last id, how many jobs matched,
-/// were duplicates and were changed, and the last one that matched.
-///
-/// Rows are locked in the byte order of their ids, as completions lock them: two statements that lock the same rows do
-/// not wait for each other.
-fn window(jobs: &JobTable<'_>, allowed: &str, duplicate: &str, change: &str, lock: &str) -> String {
-    let (table, id, channel, state) = (jobs.table.quoted(), jobs.id, channel(jobs.table), state());
-    let order = "ORDER BY t.id::text COLLATE \"C\"";
-    let matches = format!(
-        "{allowed} AND ($3::text IS NULL OR {state} = $3) \
-         AND ($4::int8 IS NULL OR coalesce(t.completed_at, t.failed_at, t.created_at) \
-             < clock_timestamp() - $4::int8 * interval '1 microsecond') \
-         AND ($5::text IS NULL OR t.unique_key LIKE $5)"
-    );
-    format!(
-        "WITH rows AS MATERIALIZED ( \
-             SELECT t.id FROM {table} AS t WHERE $1::text IS NULL OR t.id > $1::text::{id} ORDER BY t.id LIMIT $2::int8 \
-         ), wanted AS MATERIALIZED ( \
-             SELECT t.id FROM {table} AS t JOIN rows AS r ON r.id = t.id WHERE {matches} ORDER BY t.id LIMIT $6::int8 \
-         ), locked AS MATERIALIZED ( \
-             SELECT t.id, t.unique_key, t.failed_at IS NOT NULL AS failed FROM {table} AS t \
-             WHERE t.id = ANY (ARRAY(SELECT w.id FROM wanted AS w)) AND {matches} {order} {lock} \
-         ), numbered AS ( \
-             SELECT l.*, row_number() OVER (PARTITION BY l.unique_key ORDER BY l.id) AS nth FROM locked AS l \
-         ), chosen AS MATERIALIZED ( \
-             SELECT k.id FROM numbered AS k WHERE NOT ({duplicate}) \
-         ), changed AS ( {change} ), counts AS ( \
-             SELECT (SELECT count(*) FROM rows) AS rows, (SELECT count(*) FROM wanted) AS wanted, \
-                 (SELECT count(*) FROM locked) - (SELECT count(*) FROM chosen) AS duplicates, \
-                 (SELECT count(*) FROM changed) AS changed \
-         ) \
-         SELECT {NOW} AS now, n.*, (SELECT r.id::text FROM rows AS r ORDER BY r.id DESC LIMIT 1) AS last_row, \
-             (SELECT w.id::text FROM wanted AS w ORDER BY w.id DESC LIMIT 1) AS last_wanted, \
-             CASE WHEN n.changed > 0 AND $8 THEN pg_notify('{channel}', '')::text END \
-         FROM counts AS n"
-    )
 }
 
 impl Queue {
@@ -223,7 +133,7 @@ impl Queue {
         filter: &JobFilter,
         change: JobChange<'_>,
     ) -> Result<JobsChanged> {
-        let sql = &self.0.bulk_sql.of(change).change;
+        let sql = &change.statements(&self.0.bulk_sql).change;
         let changed = self.walk(sql, filter, change).await;
         changed.map_err(|error| match change {
             JobChange::Remove => self.deletion_error(error),
@@ -246,7 +156,7 @@ impl Queue {
         filter: &JobFilter,
         change: JobChange<'_>,
     ) -> Result<JobsChanged> {
-        self.walk(&self.0.bulk_sql.of(change).count, filter, change).await
+        self.walk(&change.statements(&self.0.bulk_sql).count, filter, change).await
     }
 
     async fn walk(

@@ -1,5 +1,7 @@
 //! State that the clones of a queue, its guards and its tasks share.
 
+#[cfg(feature = "schedules")]
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
@@ -12,20 +14,16 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::batcher::Batcher;
-use super::bulk::BulkStatements;
 use super::controls::{Controls, PauseCallbacks};
+use super::copy_rows::ImportStatement;
 use super::db::JobDb;
 use super::heart::{Holds, RowName, Rows, Ticket};
-use super::import::ImportStatement;
 use super::job::Job;
 use super::notifications::JobNotifications;
 use super::optional_columns::OptionalColumns;
 use super::options::Options;
-use super::retention;
-#[cfg(feature = "schedules")]
-use super::schedules::{self, UnreadableSchedules};
 use super::set_aside::RowsSetAside;
-use super::sql::{JobStatements, JobTable};
+use super::sql::{self, BulkStatements, JobStatements, JobTable};
 use crate::mutex::Mutex;
 use crate::outage::{OutageCallbacks, OutageMonitor};
 use crate::store::pg::clock::{Reading, micros};
@@ -47,7 +45,7 @@ pub(super) struct QueueShared {
     #[cfg(feature = "schedules")]
     pub(super) fire_sql: String,
     #[cfg(feature = "schedules")]
-    pub(super) unreadable_schedules: UnreadableSchedules,
+    pub(super) unreadable_schedules: Mutex<HashSet<String>>,
     /// True if ids grow with time.
     pub(super) has_counted_ids: bool,
     pub(super) notifications: JobNotifications,
@@ -137,9 +135,9 @@ impl QueueShared {
         };
         let (sql, bulk_sql) = (JobStatements::new(jobs), BulkStatements::new(&jobs));
         let import_sql = ImportStatement::new(&jobs, kind("priority"));
-        let (has_counted_ids, prune_sql) = (jobs.has_counted_ids(), retention::prune(&jobs));
+        let (has_counted_ids, prune_sql) = (jobs.has_counted_ids(), sql::prune(&jobs));
         #[cfg(feature = "schedules")]
-        let fire_sql = schedules::fire(&jobs);
+        let fire_sql = sql::fire(&jobs);
         let holds = Holds::new(db.lease, db.clock.clone());
         let shared = Arc::new(Self {
             holds: Arc::clone(&holds),
@@ -150,7 +148,7 @@ impl QueueShared {
             #[cfg(feature = "schedules")]
             fire_sql,
             #[cfg(feature = "schedules")]
-            unreadable_schedules: UnreadableSchedules::default(),
+            unreadable_schedules: Mutex::default(),
             has_counted_ids,
             notifications: JobNotifications::default(),
             controls: Controls::new(on_pause, db.clock.now()),

@@ -15,11 +15,15 @@
 //! # Ok(()) }
 //! ```
 
+mod bulk;
 mod counters;
 mod enqueue;
+#[cfg(feature = "schedules")]
+mod fire;
 mod listing;
 mod oldest;
 mod parts;
+mod prune;
 mod steps;
 
 use tenure_core::jobs::DELAYED_HOLDER;
@@ -33,14 +37,13 @@ use crate::store::pg::incarnation::EPOCH;
 use crate::store::pg::job_columns::NAME_TYPES;
 use crate::store::pg::table::Table;
 
+pub(super) use bulk::{BulkStatements, ChangeStatements};
 #[cfg(feature = "schedules")]
-pub(super) use enqueue::insertion;
-use parts::{FREE, OPEN, row_columns};
-pub(super) use parts::{JobTable, channel, micros, state};
+pub(super) use fire::fire;
+use parts::{FREE, OPEN, cut, row_columns, state};
+pub(super) use parts::{JobTable, RAISED_TOKEN, channel, micros};
+pub(super) use prune::prune;
 
-/// The token after a claim. `greatest` reads null and negative numbers as 0. The largest number cannot be raised: such a
-/// row is set aside after its claim, and must not fail the claim of other rows.
-pub(super) const RAISED_TOKEN: &str = "least(greatest(t.lease_token, 0), 9223372036854775806) + 1";
 /// The number of attempts after a claim.
 const RAISED_ATTEMPTS: &str = "least(greatest(t.attempts, 0), 2147483646) + 1";
 /// The number of attempts after a release.
@@ -273,14 +276,6 @@ fn complete_many(table: &str, id: &str) -> String {
          WHERE t.id = a.id AND t.lease_token = a.token AND (t.locked_by = $3 OR t.locked_by IS NULL) AND {OPEN} \
          RETURNING {NOW} AS now, t.id::text AS id"
     )
-}
-
-/// A reason, cut to the column that holds it.
-pub(super) fn cut(reason: &str, max_chars: Option<i32>) -> String {
-    match max_chars {
-        Some(limit) => format!("left({reason}, {limit})"),
-        None => reason.to_owned(),
-    }
 }
 
 fn failing(table: &str, id: &str, error_chars: Option<i32>) -> String {

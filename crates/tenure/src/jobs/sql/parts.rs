@@ -13,6 +13,11 @@ pub(super) const OPEN: &str = "t.completed_at IS NULL AND t.failed_at IS NULL";
 pub(super) const FREE: &str = "t.completed_at IS NULL AND t.failed_at IS NULL AND t.locked_by IS NULL \
     AND (t.locked_until IS NULL OR t.locked_until <= clock_timestamp())";
 
+/// The token after a claim. `greatest` reads null and negative numbers as 0. The largest number cannot be raised: such a
+/// row is set aside after its claim, and must not fail the claim of other rows.
+pub(in crate::jobs) const RAISED_TOKEN: &str =
+    "least(greatest(t.lease_token, 0), 9223372036854775806) + 1";
+
 /// A table, and the facts of its columns that statements depend on.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::jobs) struct JobTable<'a> {
@@ -98,4 +103,12 @@ pub(super) fn row_columns(jobs: &JobTable<'_>) -> String {
         text(jobs.optional.text("result")),
         text(jobs.optional.text("meta")),
     )
+}
+
+/// A reason, cut to the column that holds it.
+pub(super) fn cut(reason: &str, max_chars: Option<i32>) -> String {
+    match max_chars {
+        Some(limit) => format!("left({reason}, {limit})"),
+        None => reason.to_owned(),
+    }
 }
