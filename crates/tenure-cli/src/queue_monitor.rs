@@ -58,8 +58,8 @@ impl QueueMonitor {
         let now = self.now();
         let mut history = self.history.lock();
         history.rates.record(
-            reading.count(JobState::Completed),
-            reading.count(JobState::Failed),
+            Some(reading.count(JobState::Completed)),
+            Some(reading.count(JobState::Failed)),
             now,
         );
         reading.rates = history.rates.rates();

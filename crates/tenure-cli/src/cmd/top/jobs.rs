@@ -124,8 +124,8 @@ fn counts(reading: &QueueReading) -> String {
                 .summary
                 .oldest_available
                 .map(|age| format!(" (oldest {})", humanize::span(age))),
-            JobState::Completed => Some(rate(reading.rates.map(|rates| rates.completed))),
-            JobState::Failed => Some(rate(reading.rates.map(|rates| rates.failed))),
+            JobState::Completed => Some(rate(reading.rates.and_then(|rates| rates.completed))),
+            JobState::Failed => Some(rate(reading.rates.and_then(|rates| rates.failed))),
             _ => None,
         };
         let name = state.to_string().to_lowercase();

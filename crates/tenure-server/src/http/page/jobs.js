@@ -86,7 +86,7 @@ function listTitle(title, store, state, rows) {
 // Numbers of jobs, with the age of the oldest and the rates.
 function tiles(store) {
   const list = make("ul", undefined, "tiles");
-  const perSecond = (rate) => (rate === undefined ? "" : (rate >= 100 ? Math.round(rate).toLocaleString() : rate.toFixed(1)) + " per second");
+  const perSecond = (rate) => (rate === undefined || rate === null ? "" : (rate >= 100 ? Math.round(rate).toLocaleString() : rate.toFixed(1)) + " per second");
   for (const [state, number] of store.counts) {
     const bad = number > 0 && (state === "FAILED" || state === "EXPIRED");
     const tile = make("li", undefined, bad ? "bad" : number === 0 ? "none" : "");
