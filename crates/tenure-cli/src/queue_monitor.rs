@@ -38,6 +38,21 @@ impl QueueReading {
     pub(crate) fn count(&self, state: JobState) -> u64 {
         self.summary.counts.get(&state.to_string()).copied().unwrap_or(0)
     }
+
+    /// True if the number of jobs in a state is an estimate, or a lower bound.
+    fn is_inexact(&self, state: JobState) -> bool {
+        self.is_estimate(state) || self.is_at_least(state)
+    }
+
+    /// True if the number of jobs in a state is an estimate of the server.
+    pub(crate) fn is_estimate(&self, state: JobState) -> bool {
+        state == JobState::Completed && self.summary.completed_is_estimate
+    }
+
+    /// True if there may be more jobs in a state.
+    pub(crate) fn is_at_least(&self, state: JobState) -> bool {
+        self.summary.at_least.contains(&state.to_string())
+    }
 }
 
 impl QueueMonitor {
@@ -57,11 +72,9 @@ impl QueueMonitor {
         let mut reading = QueueReading { summary, rates: None };
         let now = self.now();
         let mut history = self.history.lock();
-        history.rates.record(
-            Some(reading.count(JobState::Completed)),
-            Some(reading.count(JobState::Failed)),
-            now,
-        );
+        // An estimate, or a number that counting ended at, makes no rate.
+        let exact = |state| (!reading.is_inexact(state)).then(|| reading.count(state));
+        history.rates.record(exact(JobState::Completed), exact(JobState::Failed), now);
         reading.rates = history.rates.rates();
         let before = std::mem::take(&mut history.claims);
         history.claims = reading

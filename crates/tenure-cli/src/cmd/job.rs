@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use serde_json::value::RawValue;
-use tenure::jobs::{JobChange, JobRow, JobState, NewJob};
+use tenure::jobs::{JobChange, JobRow, JobState, NewJob, Queue};
 use tenure::{Error, ErrorKind, Result};
 
 use change::{Cancel, ChangeArgs};
@@ -72,8 +72,8 @@ pub(crate) struct Add {
     #[command(flatten)]
     queue: QueueArgs,
     /// Enqueue the jobs of this file, or of stdin with `-`: one JSON object per line, with payload, priority, delay,
-    /// `max_attempts` and `unique_key`. All of them or none; at most a million
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["payload", "priority", "delay", "max_attempts", "unique_key"])]
+    /// `max_attempts`, `unique_key`, `group_key` and meta. All of them or none; at most a million
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["payload", "priority", "delay", "max_attempts", "unique_key", "meta", "traceparent"])]
     from: Option<String>,
     /// Payload of the job; `-` reads it from stdin
     #[arg(long, value_name = "JSON", default_value = "null")]

@@ -96,8 +96,8 @@ fn growth_of(before: Option<u64>, now: Option<u64>) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn rates(completed: f64, failed: f64) -> Option<QueueRates> {
-        Some(QueueRates { completed: Some(completed), failed: Some(failed) })
+    fn rates(completed: f64, failed: f64) -> QueueRates {
+        QueueRates { completed: Some(completed), failed: Some(failed) }
     }
 
     fn at(seconds: u64) -> Time {
@@ -111,7 +111,7 @@ mod tests {
         window.record(Some(100), Some(7), at(1));
         assert_eq!(window.rates(), None);
         window.record(Some(120), Some(8), at(3));
-        assert_eq!(window.rates(), rates(10.0, 0.5));
+        assert_eq!(window.rates(), Some(rates(10.0, 0.5)));
     }
 
     #[test]
@@ -122,7 +122,7 @@ mod tests {
         for second in 2..=12 {
             window.record(Some(1_000), Some(0), at(second));
         }
-        assert_eq!(window.rates(), rates(0.0, 0.0));
+        assert_eq!(window.rates(), Some(rates(0.0, 0.0)));
     }
 
     #[test]
@@ -131,7 +131,7 @@ mod tests {
         window.record(Some(1_000), Some(5), at(0));
         window.record(Some(10), Some(0), at(1));
         window.record(Some(14), Some(0), at(2));
-        assert_eq!(window.rates(), rates(2.0, 0.0));
+        assert_eq!(window.rates(), Some(rates(2.0, 0.0)));
     }
 
     #[test]
@@ -142,7 +142,7 @@ mod tests {
         window.record(Some(1_000_000), Some(0), at(3_600));
         assert_eq!(window.rates(), None);
         window.record(Some(1_000_001), Some(0), at(3_601));
-        assert_eq!(window.rates(), rates(1.0, 0.0));
+        assert_eq!(window.rates(), Some(rates(1.0, 0.0)));
     }
 
     #[test]
@@ -151,7 +151,7 @@ mod tests {
         window.record(Some(0), Some(0), at(0));
         window.record(Some(90), Some(0), at(30));
         window.record(Some(300), Some(0), at(60));
-        assert_eq!(window.rates(), rates(7.0, 0.0));
+        assert_eq!(window.rates(), Some(rates(7.0, 0.0)));
     }
 
     #[test]

@@ -85,6 +85,12 @@ pub enum StoreView {
 pub struct QueueView {
     /// Number of jobs per state.
     pub counts: Vec<(String, u64)>,
+    /// States whose number is an estimate.
+    pub estimated: Vec<String>,
+    /// States of which there may be more jobs.
+    pub at_least: Vec<String>,
+    /// Reason of the pause, empty if none was given; `None` if the queue is not paused.
+    pub paused: Option<String>,
     /// Age of the oldest available job.
     pub oldest: Option<Duration>,
     /// Jobs completed and failed per second; `None` before there are two readings to compare.
@@ -270,8 +276,17 @@ fn view_json(view: &StoreView) -> Value {
         StoreView::Holds { names, more } => {
             json!({ "names": names.iter().map(name_json).collect::<Vec<_>>(), "more": more })
         }
-        StoreView::Jobs(QueueView { counts, oldest, rates, running, failed }) => json!({
-            "counts": counts,
+        StoreView::Jobs(QueueView {
+            counts,
+            estimated,
+            at_least,
+            paused,
+            oldest,
+            rates,
+            running,
+            failed,
+        }) => json!({
+            "counts": counts, "estimated": estimated, "at_least": at_least, "paused": paused,
             "oldest_ms": oldest.map(millis),
             "rates": rates.map(|rates| json!({ "completed": rates.completed, "failed": rates.failed })),
             "running": running.iter().map(listed_job_json).collect::<Vec<_>>(),

@@ -50,7 +50,7 @@ impl ImportStatement {
             )
         };
         let optional = jobs.optional.enqueued();
-        let names: String = optional.iter().map(|(column, _)| format!(", {column}")).collect();
+        let names: String = optional.iter().flat_map(|(column, _)| [", ", column]).collect();
         Self {
             copy: copy(""),
             copy_extended: copy(&names),

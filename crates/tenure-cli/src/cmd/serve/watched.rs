@@ -104,15 +104,25 @@ impl WatchedQueue {
 
     async fn snapshot(&self) -> tenure::Result<StoreView> {
         let monitor = self.monitor().await?;
-        let QueueReading { summary, rates } = monitor.read(MAX_JOBS).await?;
-        let count = |state: JobState| {
-            let state = state.to_string();
-            let number = summary.counts.get(&state).copied().unwrap_or(0);
-            (state, number)
+        let reading = monitor.read(MAX_JOBS).await?;
+        let states = |is: &dyn Fn(JobState) -> bool| {
+            JobState::ALL
+                .into_iter()
+                .filter(|state| is(*state))
+                .map(|state| state.to_string())
+                .collect()
         };
+        let estimated = states(&|state| reading.is_estimate(state));
+        let at_least = states(&|state| reading.is_at_least(state));
+        let count = |state: JobState| (state.to_string(), reading.count(state));
+        let counts = JobState::ALL.into_iter().map(count).collect();
+        let QueueReading { summary, rates } = reading;
         let job = |row: &JobRow| job(row, monitor);
         Ok(StoreView::Jobs(QueueView {
-            counts: JobState::ALL.into_iter().map(count).collect(),
+            counts,
+            estimated,
+            at_least,
+            paused: summary.paused.as_ref().map(|pause| pause.reason.clone().unwrap_or_default()),
             oldest: summary.oldest_available,
             rates,
             running: summary.running.iter().map(job).collect(),
@@ -226,7 +236,7 @@ fn job(row: &JobRow, monitor: &QueueMonitor) -> JobView {
         unique_key: row.unique_key.clone(),
         error: row.error.clone(),
         payload: row.payload.clone(),
-        ..JobView::default()
+        progress: row.progress.clone(),
     }
 }
 

@@ -129,9 +129,15 @@ fn counts(reading: &QueueReading) -> String {
             _ => None,
         };
         let name = state.to_string().to_lowercase();
-        format!("{name} {}{}", reading.count(state), more.unwrap_or_default())
+        let before = if reading.is_estimate(state) { "~" } else { "" };
+        let after = if reading.is_at_least(state) { "+" } else { "" };
+        format!("{name} {before}{}{after}{}", reading.count(state), more.unwrap_or_default())
     });
-    parts.join(" · ")
+    let paused = reading.summary.paused.as_ref().map(|pause| {
+        let reason = pause.reason.as_deref().map(humanize::without_control_chars);
+        format!("PAUSED{} · ", reason.map(|reason| format!(": {reason}")).unwrap_or_default())
+    });
+    format!("{}{}", paused.unwrap_or_default(), parts.join(" · "))
 }
 
 fn row(job: &JobRow, running_for: Option<Duration>, now: SystemTime) -> Row<'static> {

@@ -46,7 +46,8 @@ const attempts = (job) => job.attempt + (job.most === null ? "" : " of " + job.m
 // ---- a queue in the view of watched stores ----
 
 function jobs(store) {
-  const parts = [tiles(store)];
+  const parts = [tiles(store)], before = store.paused === null ? 1 : 2;
+  if (store.paused !== null) parts.push(make("p", "Paused" + (store.paused === "" ? "" : ": " + visible(store.paused)) + ". Workers of tenure claim no jobs.", "bad"));
   const link = (job) => {
     const element = make("a", visible(job.id));
     element.href = "#/job/" + encodeURIComponent(store.store) + "/" + encodeURIComponent(job.id);
@@ -74,7 +75,7 @@ function jobs(store) {
     }
     parts.push(make("h3", listTitle("Running", store, "RUNNING", rows)), table(titles, rows));
   }
-  if (parts.length === 1) parts.push(make("p", "No job runs, and none has failed.", "dim"));
+  if (parts.length === before) parts.push(make("p", "No job runs, and none has failed.", "dim"));
   return parts;
 }
 
@@ -90,7 +91,7 @@ function tiles(store) {
   for (const [state, number] of store.counts) {
     const bad = number > 0 && (state === "FAILED" || state === "EXPIRED");
     const tile = make("li", undefined, bad ? "bad" : number === 0 ? "none" : "");
-    tile.append(make("span", state.toLowerCase(), "label"), " ", make("b", number.toLocaleString()));
+    tile.append(make("span", state.toLowerCase(), "label"), " ", make("b", (store.estimated.includes(state) ? "≈ " : "") + number.toLocaleString() + (store.at_least.includes(state) ? "+" : "")));
     const note = make("span", undefined, "note");
     if (state === "AVAILABLE" && store.oldest_ms !== null) note.append("oldest ", since(store, store.oldest_ms));
     if (state === "COMPLETED") note.append(perSecond(store.rates?.completed));
