@@ -168,8 +168,13 @@ impl TableFacts {
         let sql = schema.definition.duplicates(&root.quoted, &self.map);
         match connection.simple(&sql, by).await?.first() {
             Some(row) => {
-                let (key, value) = (schema.definition.key.join(", "), row.get(0).unwrap_or(""));
-                let problem = format!("a table that inherits from it has the {key} {value}, too");
+                let of = |column: &&str| {
+                    let value = row.get(self.map.name(column)).unwrap_or_default();
+                    format!("{column} {value}")
+                };
+                let key: Vec<String> = schema.definition.key.iter().map(of).collect();
+                let key = key.join(", ");
+                let problem = format!("a table that inherits from it has the {key}, too");
                 Err(refused(schema, &problem))
             }
             None => Ok(()),
