@@ -202,6 +202,12 @@ impl QueueShared {
 }
 
 impl Queue {
+    /// SQL that fires a schedule, for tests of two workers that read the same slot.
+    #[doc(hidden)]
+    pub fn firing_statement(&self) -> String {
+        self.0.fire_sql.replace("@schedules@", SCHEDULES_TABLE)
+    }
+
     /// Adds a schedule, or replaces the one of its name. Its first slot is the next one by the database's clock; a
     /// schedule that is replaced by the same expression and time zone keeps its next slot.
     ///

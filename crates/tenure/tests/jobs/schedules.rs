@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tenure::ErrorKind;
 use tenure::jobs::{CatchUp, Failure, Job, NewSchedule, Queue, Worker};
+use tokio_postgres::types::{ToSql, Type};
 
 use crate::services;
 use crate::support::{Scene, job, until, with_scene};
@@ -82,6 +83,37 @@ fn a_slot_fires_once_over_many_workers() {
         assert_eq!(done.payload.as_deref(), Some(r#"{"report": 7}"#));
         assert!(queue.remove_schedule("yearly").await.unwrap());
         assert!(!queue.remove_schedule("yearly").await.unwrap());
+    });
+}
+
+/// The unique key of a slot's job excludes a second one only while the first is open.
+#[test]
+fn a_worker_that_read_a_slot_before_another_fired_it_fires_nothing() {
+    let Some(url) = services::postgres() else { return };
+    with_scene(&url, async |scene| {
+        let queue = scene.queue().await;
+        queue.add_schedule(&schedule("yearly", "@yearly")).await.unwrap();
+        let db = scene.connect().await;
+        let slot = "SELECT queue, (extract(epoch FROM next_at) * 1000000)::int8 AS slot FROM tenure_schedules";
+        let read = db.query_one(slot, &[]).await.unwrap();
+        let (name, slot): (String, i64) = (read.get("queue"), read.get("slot"));
+        let (next, keys) = (slot + 1_000_000, vec!["schedule yearly".to_owned()]);
+        let fire = async || {
+            let parameters: [(&(dyn ToSql + Sync), Type); 6] = [
+                (&name, Type::TEXT),
+                (&"yearly", Type::TEXT),
+                (&slot, Type::INT8),
+                (&next, Type::INT8),
+                (&vec![slot], Type::INT8_ARRAY),
+                (&keys, Type::TEXT_ARRAY),
+            ];
+            let rows = db.query_typed(&queue.firing_statement(), &parameters).await.unwrap();
+            (rows[0].get::<_, i64>("moved"), rows[0].get::<_, i64>("jobs"))
+        };
+        assert_eq!(fire().await, (1, 1));
+        queue.claim().await.unwrap().unwrap().complete().await.unwrap();
+        assert_eq!(fire().await, (0, 0));
+        assert!(queue.claim().await.unwrap().is_none());
     });
 }
 
