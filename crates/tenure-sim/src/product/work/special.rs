@@ -181,7 +181,12 @@ impl User {
         let wall = SystemTime::UNIX_EPOCH + since;
         let period = Duration::from_secs(ttl_base().as_secs() + 1);
         self.activity(|| format!("runs once per {period:?}"));
-        match self.store.once("task").per(period).at(wall).begin().await {
+        let begun = self.teller().real;
+        world::with(|world| world.disturbances.borrow_mut().once_begins(begun));
+        let answer = self.store.once("task").per(period).at(wall).begin().await;
+        let now = self.teller().real;
+        world::with(|world| world.disturbances.borrow_mut().once_ends(begun, now));
+        match answer {
             Ok(Once::Run(run)) => {
                 let slot = format!("{:?}", run.slot());
                 self.activity(|| format!("runs {slot}"));
@@ -199,8 +204,13 @@ impl User {
             }
             Ok(Once::Ran(_)) => {}
             Err(error) => {
-                // A later slot was run: meanwhile its time has come, or a clock is wrong.
-                let later = self.wall_time().0.as_nanos() / period.as_nanos()
+                // A later slot was run: meanwhile its time has come, by the clock of another host that is ahead, or a
+                // clock was set.
+                let ahead = world::with(|world| {
+                    let drift = world.plan.drift;
+                    world.disturbances.borrow().once_is_ahead_by(drift, now)
+                });
+                let later = (self.wall_time().0 + ahead).as_nanos() / period.as_nanos()
                     > since.as_nanos() / period.as_nanos();
                 let set = world::with(|world| world.disturbances.borrow().wall_clocks);
                 // An earlier run is still going on: a fault kept its process or its store from ending it.
