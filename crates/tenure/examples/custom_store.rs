@@ -104,6 +104,7 @@ impl Store for TableStore {
     }
 
     async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState> {
+        // On a server, a read: an inspection changes nothing.
         Ok(self.0.change(key, |record| {
             let mut state = KeyState::free(key.clone(), space, record.version());
             if let Some(holder) = record.holder.as_ref().filter(|_| space == KeySpace::Lock) {

@@ -50,7 +50,11 @@ impl ClientBuilder {
     /// Makes `open` the function that opens the store at a URL with this scheme. It gets the whole URL.
     ///
     /// For stores of other crates; `examples/custom_store.rs` is a complete one. [`connect`](Self::connect) fails with
-    /// `Invalid` if the scheme is not the scheme of a URL, or belongs to a store of tenure.
+    /// `Invalid` if the scheme is not the scheme of a URL, or belongs to a store of tenure, even if its feature is off.
+    /// URLs must have the scheme as it is written here.
+    ///
+    /// `open` should make one request, so that a store that is away is noticed: [`wait_for_store`](Self::wait_for_store)
+    /// retries `Unavailable`, other errors are returned at once. It may be called several times.
     ///
     /// For the command `tenure`, write a program that gives this builder to `tenure_cli::main_with` (crate `tenure-cli`):
     /// it is the whole command, with your scheme in `--store`.

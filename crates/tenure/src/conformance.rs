@@ -6,11 +6,12 @@
 //! ```
 //! use std::sync::Arc;
 //! use tenure::conformance::{self, Harness};
-//! use tenure::{MemoryStore, Store};
+//! use tenure::MemoryStore;
+//! use tenure::store::{Store, async_trait};
 //!
 //! struct InMemory(MemoryStore);
 //!
-//! #[async_trait::async_trait]
+//! #[async_trait]
 //! impl Harness for InMemory {
 //!     async fn open(&self) -> Arc<dyn Store> {
 //!         Arc::new(self.0.clone())
@@ -27,10 +28,14 @@
 //! [worker](Harness::worker) and a [restart](Harness::restart). `cargo doc -p tenure --features conformance,blocking`
 //! builds this page and those of [`store`](crate::store).
 //!
+//! The suite injects faults around the store, not on its connections. So it does not test that an error after a request
+//! was sent is `Unknown` instead of `Unavailable`, nor that a delayed claim has no effect after a later request of the
+//! same claim, nor that the store returns within the `limit` of a request while
+//! its server hangs. Test these with a proxy that delays and cuts
+//! connections.
+//!
 //! A case fails if it takes longer than two minutes. The suite uses keys of its own, but calls
-//! [`Store::clean`](crate::store::Store::clean), which removes data of released locks of the whole store. It does not
-//! test that a store returns within the `limit` of a request while its server hangs: only a test of yours can make it
-//! hang.
+//! [`Store::clean`](crate::store::Store::clean), which removes data of released locks of the whole store.
 //!
 //! # Cases
 //!

@@ -34,6 +34,14 @@
 //! [`Time`](crate::Time) values can be compared between all processes of the host until it restarts, unless a container
 //! has a time namespace of its own. After a restart they begin anew: do not keep them on a disk that outlives it.
 //!
+//! A server that restarts gives every stored hold its whole ttl again: late, but never early.
+//!
+//! ## Fencing tokens
+//!
+//! [`FencingToken::new`](crate::FencingToken::new) takes an epoch and a number, and tokens are ordered by the epoch first.
+//! A store with one counter per key uses the epoch 0. `FencingToken::epoch` and `number` return the parts, for
+//! [`Store::evict`] and for storing them.
+//!
 //! ## Runtime and blocking drivers
 //!
 //! The client polls the methods of a store on the tokio runtime of the caller. The client itself uses neither the timers

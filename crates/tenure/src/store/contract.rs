@@ -30,7 +30,8 @@ use crate::{Error, ErrorKind, Result};
 /// - **The requests of one claim take effect in the order in which they were made, or never.** If a claim took effect
 ///   after its own [`abandon`](Place::abandon), the store would keep a hold that no process uses. A conditional write
 ///   that names the expected version prevents this. A store without conditional writes uses one connection per claim,
-///   or closes the old connection before it sends the claim on a new one.
+///   or makes sure that the server no longer acts for the old connection before it sends the claim on a new one. To
+///   close the socket is not enough: the server may still read a request that has arrived.
 /// - **A renewal or release names its hold** by token, session or version of the stored record. The id of the claim
 ///   alone is not enough: it does not distinguish this hold from an earlier or later hold of the same claim.
 /// - **An operation that the store lacks** fails with [`ErrorKind::Unsupported`]. The [`Capabilities`] of the store do
@@ -178,7 +179,7 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// Returns the holders of a key, in the order of their grants, and its waiters, the next in line first.
     ///
     /// A key that was never used is a free key: no holders, no waiters. A store may cap the number of holders and
-    /// waiters that it shows. Changes nothing at the store.
+    /// waiters that it shows. A store without semaphores shows every semaphore as free. Changes nothing at the store.
     ///
     /// # Errors
     ///
@@ -471,7 +472,8 @@ pub enum Answer {
     Granted(Grant),
     /// The claim has a place in the queue.
     Queued(Box<dyn Place>),
-    /// Another holder has the key, and the claim has no place in the queue.
+    /// Another holder has the key, and the claim has no place in the queue. Also the answer if a conditional write lost
+    /// to another claim, even if the key is free again: the acquire loop tries again.
     Contended(Contended),
 }
 
