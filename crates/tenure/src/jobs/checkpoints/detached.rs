@@ -94,6 +94,12 @@ impl CheckpointGuard {
     }
 }
 
+/// Change of a detached claim.
+enum DetachedChange {
+    Save { ttl: i64, row_count: Option<i64> },
+    Complete { row_count: i64 },
+}
+
 impl Checkpoints {
     /// Renews a detached claim by the lease of these options. With `row_count`, also stores the number of rows so far.
     ///
@@ -113,21 +119,8 @@ impl Checkpoints {
         row_count: Option<i64>,
     ) -> Result<()> {
         let ttl = micros(self.0.db.lease.ttl());
-        let (matrix, chunk, handle) = (matrix_id.to_owned(), chunk_hash.to_owned(), handle.clone());
-        let shared = Arc::clone(&self.0);
-        let updated = run_detached(async move {
-            let parameters: [Parameter<'_>; 6] = [
-                (&matrix, Type::TEXT),
-                (&chunk, Type::TEXT),
-                (&handle.lease_token, Type::INT8),
-                (&handle.worker, Type::TEXT),
-                (&ttl, Type::INT8),
-                (&row_count, Type::INT8),
-            ];
-            let (rows, _) = shared.db.ask(&shared.sql.save, &parameters, shared.db.by()).await?;
-            Ok(!rows.is_empty())
-        });
-        self.check_updated(matrix_id, chunk_hash, updated.await)
+        let change = DetachedChange::Save { ttl, row_count };
+        self.change(matrix_id, chunk_hash, handle, change).await
     }
 
     /// Completes a detached claim: marks the chunk as synchronised, and records its number of rows. Accepted even after
@@ -148,18 +141,36 @@ impl Checkpoints {
         handle: &CheckpointHandle,
         row_count: i64,
     ) -> Result<()> {
+        self.change(matrix_id, chunk_hash, handle, DetachedChange::Complete { row_count }).await
+    }
+
+    async fn change(
+        &self,
+        matrix_id: &str,
+        chunk_hash: &str,
+        handle: &CheckpointHandle,
+        change: DetachedChange,
+    ) -> Result<()> {
         let (matrix, chunk, handle) = (matrix_id.to_owned(), chunk_hash.to_owned(), handle.clone());
         let shared = Arc::clone(&self.0);
         let updated = run_detached(async move {
+            let (sql, extent, row_count): (_, Parameter<'_>, Parameter<'_>) = match &change {
+                DetachedChange::Save { ttl, row_count } => {
+                    (&shared.sql.save, (ttl, Type::INT8), (row_count, Type::INT8))
+                }
+                DetachedChange::Complete { row_count } => {
+                    (&shared.sql.end, (&true, Type::BOOL), (row_count, Type::INT8))
+                }
+            };
             let parameters: [Parameter<'_>; 6] = [
                 (&matrix, Type::TEXT),
                 (&chunk, Type::TEXT),
                 (&handle.lease_token, Type::INT8),
                 (&handle.worker, Type::TEXT),
-                (&true, Type::BOOL),
-                (&row_count, Type::INT8),
+                extent,
+                row_count,
             ];
-            let (rows, _) = shared.db.ask(&shared.sql.end, &parameters, shared.db.by()).await?;
+            let (rows, _) = shared.db.ask(sql, &parameters, shared.db.by()).await?;
             Ok(!rows.is_empty())
         });
         self.check_updated(matrix_id, chunk_hash, updated.await)
