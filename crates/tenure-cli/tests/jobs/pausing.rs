@@ -1,6 +1,6 @@
 //! Pause and resume of a queue.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -18,7 +18,6 @@ fn a_paused_queue_is_shown_and_workers_claim_nothing_until_it_is_resumed() {
     work.stderr(std::fs::File::create(queue.scene.path("events")).unwrap());
     let mut working = Running::new(&mut work);
     eventually("it runs", || (queue.state(&slow) == "RUNNING").then_some(()));
-    let begun = Instant::now();
     let pause = ["job", "pause", table, "--reason", "a new version"];
     assert_eq!(queue.outcome(&pause).0, Some(0));
     let event = |name: &str| {
@@ -28,13 +27,13 @@ fn a_paused_queue_is_shown_and_workers_claim_nothing_until_it_is_resumed() {
     };
     // The worker has no free place, and reports the pause all the same.
     let paused = eventually("the pause is reported", || event("paused"));
-    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
     assert_eq!(paused["reason"], "a new version");
     let (_, _, stderr) = queue.outcome(&["job", "ls", table]);
     assert!(stderr.contains("is paused for") && stderr.contains("a new version"), "{stderr}");
     let next = queue.add(&["--payload", "2"]);
     std::fs::write(queue.scene.path("go"), "").unwrap();
     eventually("running jobs go on", || (queue.state(&slow) == "COMPLETED").then_some(()));
+    // Longer than the interval at which a worker polls: it had the time to claim the job, and did not.
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(queue.state(&next), "AVAILABLE");
     let (code, shown, _) = queue.outcome(&["job", "resume", table, "--json"]);
